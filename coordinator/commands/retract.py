@@ -257,8 +257,6 @@ def _carry_out(
     config: Config, archive: "RoundArchive", owners: tuple[str, ...], found: "RetractionPlan", reason: str, say: Any
 ) -> int:
     """Make the updates again up to the newest batch, and publish the result; return its version."""
-    import torch
-
     from coordinator.learner.ranks import Ranks
     from coordinator.learner.retracting import SideBranch
     from coordinator.model.watchdog import Watchdog
@@ -266,7 +264,6 @@ def _carry_out(
     from coordinator.transactions.orders import whoami
 
     assert found.start
-    torch.set_num_threads(config.learner.threads)
     branch = SideBranch(config, Ranks(config.learner.device, Watchdog(config.learner.watchdog_s)), found.start, owners)
     if branch.continues:
         say(f"The replay continues after update {branch.update:,}.")

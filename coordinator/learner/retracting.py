@@ -18,6 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from coordinator.base.files import sync, write_durably
 from coordinator.config import Config
 from coordinator.learner import checkpoint
@@ -104,6 +106,7 @@ class SideBranch:
         """True if the work was begun earlier with the same owners and from the same state."""
         if not self.continues:
             self._begin(start, owners)
+        torch.set_num_threads(config.learner.threads)
         self._crew = Crew(config, ranks, self._folder / "checkpoints")
         if self._crew.resumed is None and config.model.path == EMBEDDED:
             self._crew.warm_start(_silent)

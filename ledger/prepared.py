@@ -133,7 +133,8 @@ class Prepared(Generic[RowT]):
 
     def __call__(self, connection: sa.Connection, /, **values: Any) -> QueryResult[RowT]:
         """Run the statement once."""
-        values = self._with_padded_lists(values)
+        for name in self._lists:
+            values[name] = _padded(values[name])
         form = self._form(connection.dialect, values)
         return _run(connection, form.text, form.values(values), form)
 
@@ -143,11 +144,6 @@ class Prepared(Generic[RowT]):
             return 0
         form = self._form(connection.dialect, rows[0])
         return _run(connection, form.text, [form.values(row) for row in rows], form, many=True).rowcount
-
-    def _with_padded_lists(self, values: dict[str, Any]) -> dict[str, Any]:
-        for name in self._lists:
-            values[name] = _padded(values[name])
-        return values
 
     def _form(self, dialect: sa.Dialect, values: Mapping[str, Any]) -> _Form:
         # The text depends on the columns of a new row, and on the number of values in a list.

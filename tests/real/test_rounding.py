@@ -143,7 +143,7 @@ def test_cheats_are_found_in_the_first_groups(
     assert AuditOutcome.HARD in outcomes(prefilled, tolerance), "true log-probabilities do not hide other tokens"
 
 
-@pytest.mark.parametrize("own", [0.0, 0.3, pytest.param(2.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("own", [0.0, *[pytest.param(own, marks=pytest.mark.slow) for own in (0.3, 2.0)]])
 def test_leases_at_other_temperatures_are_judged_by_what_was_measured_at_the_versions(
     smollm2_folder: Path, scorer: VersionScorer, tolerance: Tolerance, groups: list[Group], own: float
 ) -> None:

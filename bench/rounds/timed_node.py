@@ -64,7 +64,7 @@ def watch(file: TextIO) -> None:
     Coordinator.lease = timed_lease  # type: ignore[method-assign]  # the shipped node has no hook for a clock
     Coordinator.submit = timed_submit  # type: ignore[method-assign]  # as above
     EngineClient.submit = timed_sample  # type: ignore[method-assign]  # as above
-    EngineClient.finished = timed_finished  # type: ignore[method-assign]  # as above
+    EngineClient.finished = timed_finished  # type: ignore[method-assign]  # the same: a result has no hook either
 
 
 def main() -> None:

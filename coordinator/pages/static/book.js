@@ -20,7 +20,7 @@ export class Book {
   #claims = new Map(); // claim or payout → { node, state, amount, tokens }
   #balances = new Map(); // account → micro-units
   #deposited = 0n;
-  training = new Training();
+  training = new TrainingChain();
   roots = []; // [index, entry]
 
   add(index, entry) {
@@ -161,7 +161,7 @@ function effectOf(entry) {
   }
 }
 
-class Training {
+class TrainingChain {
   #updates = new Map(); // update → its last attempt
   #batches = new Map(); // batch → the root of its groups
   #retractions = new Map(); // version → the retraction whose result it is

@@ -36,8 +36,6 @@ GRACE_S = 4.0
 PRICES = (1_000_000, 800_000, 1_200_000)
 """Prices of the nodes in turn, in millionths of a unit per million tokens."""
 
-NEXT = "Next:  swarm-coordinator init round.toml  (a round of your own; docs/operate.md has the steps)"
-
 FOUND = {"pass": "passed", "pardon": "pardoned: not audited in time"}
 
 
@@ -152,7 +150,7 @@ async def run(options: DemoOptions) -> int:
         if options.stay:
             console.print(f"The leaderboard stays up at {demo.url} until Ctrl-C.")
             await stop
-        console.print(NEXT, highlight=False)
+        console.print(_next_step(), highlight=False, soft_wrap=True)
         return 0
     finally:
         main.cancel()
@@ -266,8 +264,8 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     table.add_row("chunk bytes from peers", f"{summary['bytes_from_peers'] / 1e6:.1f} MB")
     table.add_row("chunk bytes from the origin", f"{summary['bytes_from_origin'] / 1e6:.1f} MB")
     if last := summary["broadcast"]:
-        spread = f"median {last['median_s']:.2f} s, max {last['max_s']:.2f} s (version {last['version']})"
-        table.add_row("publication to first token", spread)
+        spread = f"median node after {last['median_s']:.2f} s, last node after {last['max_s']:.2f} s"
+        table.add_row(f"first token of version {last['version']}", spread)
     table.add_row("rollouts generated", str(summary["rollouts"]["generated"]))
     table.add_row("rollouts accepted", str(summary["rollouts"]["accepted"]))
     rejected = ", ".join(f"{count} {code}" for code, count in summary["rejected"].items())
@@ -296,6 +294,13 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
             f"{node['uploaded_bytes'] / 1e6:.1f} MB",
         )
     console.print(earnings)
+
+
+def _next_step() -> str:
+    """Return the command to type next; with its path if it is not on PATH, as in a checkout."""
+    name = "swarm-coordinator"
+    program = name if shutil.which(name) else os.path.relpath(script(name))
+    return f"Next:  {program} init round.toml  (a round of your own; docs/operate.md has the steps)"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -94,7 +94,8 @@ def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
     assert summary["audit"]["share"] > 0
     assert set(summary["audit"]["verdicts"]) <= {"pass", "soft"}
     assert "held-out accuracy" in program.output
-    assert "publication to first token" in program.output
+    assert f"first token of version {summary['broadcast']['version']}" in program.output
+    assert "swarm-coordinator init round.toml" in program.output
     assert "Traceback" not in program.log
     until("every process of it to be gone", lambda: not swarm.members())
 

@@ -376,7 +376,7 @@ class EnginePool:
                     measured = await measure(engine.client, requests, at_once=target.warm_up.groups)
                     engine.tokens_per_s = measured.tokens_per_s
                     engine.speeds[target.choose] = engine.tokens_per_s
-                    log.info("throughput measured %s tokens_per_s=%.0f", engine.label, engine.tokens_per_s)
+                    log.info("measured the throughput of %s tokens_per_s=%.0f", engine.label, engine.tokens_per_s)
             except SwarmError as error:
                 self._fail(engine, error, target)
             else:

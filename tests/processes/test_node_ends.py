@@ -44,7 +44,7 @@ def in_mid_generation(swarm: Swarm, coordinator: Coordinator, name: str) -> tupl
     """A real node that has just been given leases, and its id."""
     node = join(swarm, name, coordinator.join_string, "--groups", str(GROUPS))
     node_id = node_id_of(node)
-    node.said("throughput measured")
+    node.said("measured the throughput of")
     until("the node to have leases", lambda: coordinator.open_leases() == GROUPS)
     return node, node_id
 

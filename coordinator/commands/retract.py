@@ -165,12 +165,13 @@ def make_plan(config: Config, archive: "RoundArchive", owners: tuple[str, ...]) 
 
 def describe(archive: "RoundArchive", found: "RetractionPlan") -> dict[str, Any]:
     """Return the figures of a plan."""
+    from coordinator.rules.retraction import named_owners
     from coordinator.transactions import retractions
 
     update_s = archive.read(retractions.update_s)
     claims = [group.claim_id for group in found.left_out]
     return {
-        "owners": sorted({owner for group in found.left_out for owner in group.owners}),
+        "owners": named_owners(found.left_out),
         "first_trained": found.first_trained,
         "start": found.start.update if found.start else None,
         "last": found.last,
@@ -332,6 +333,7 @@ class _Replay:
     def result(self, first: int) -> "tuple[RetractionResult, Path]":
         """Write the result; return what the order says of it, and the folder to publish."""
         from coordinator.base.files import make_folder
+        from coordinator.rules.retraction import named_owners
         from coordinator.service import publication
         from coordinator.transactions import commitments, retractions
         from ledger.training import groups_root
@@ -345,7 +347,7 @@ class _Replay:
         left_out = [group for group in self._left_out() if first <= group.batch <= self._branch.update]
         made = retractions.RetractionResult.model_validate(
             {
-                "owners": sorted({owner for group in left_out for owner in group.owners}),
+                "owners": named_owners(left_out),
                 "first": first,
                 "last": self._branch.update,
                 "before": self._branch.before,

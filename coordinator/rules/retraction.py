@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from protocol import limits
+from protocol.errors import ConfigInvalid
+
 
 @dataclass(frozen=True)
 class KeptState:
@@ -62,6 +65,19 @@ class RetractionPlan:
     def updates(self) -> int:
         """Return the number of updates to make again."""
         return self.last - self.start.update - len(self.emptied) if self.start else 0
+
+
+def named_owners(groups: Sequence[OwnedGroup]) -> list[str]:
+    """Return the owners of groups to leave out, sorted; refuse more than an entry of the log can name."""
+    owners = sorted({owner for group in groups for owner in group.owners})
+    if len(owners) > limits.RETRACTED_OWNERS_MAX:
+        first = min(group.batch for group in groups)
+        raise ConfigInvalid(
+            f"The groups of {len(owners)} owners would be left out, and a retraction in the log can name "
+            f"{limits.RETRACTED_OWNERS_MAX}.",
+            hint=f"Go back to a version from before update {first:,} with `policy rollback`.",
+        )
+    return owners
 
 
 def to_leave_out(

@@ -2,7 +2,17 @@
 
 import pytest
 
-from coordinator.rules.retraction import EarlierRetraction, KeptState, OwnedGroup, RetractionPlan, plan, to_leave_out
+from coordinator.rules.retraction import (
+    EarlierRetraction,
+    KeptState,
+    OwnedGroup,
+    RetractionPlan,
+    named_owners,
+    plan,
+    to_leave_out,
+)
+from protocol import limits
+from protocol.errors import ConfigInvalid
 
 SIZES = dict.fromkeys(range(1, 11), 2)
 """Ten batches of two groups."""
@@ -91,3 +101,11 @@ def test_a_replay_from_before_an_earlier_retraction_leaves_out_its_groups_too() 
     assert found.start == KeptState(1)
     assert [each.batch for each in found.left_out] == [2, 5]
     assert found.first_trained == 5
+
+
+def test_more_owners_than_an_entry_can_name_are_refused_with_another_way_out() -> None:
+    groups = [group(4 + number % 2, f"{number:03}") for number in range(limits.RETRACTED_OWNERS_MAX)]
+    assert named_owners([*groups, *groups]) == sorted(f"{number:03}" for number in range(limits.RETRACTED_OWNERS_MAX))
+    with pytest.raises(ConfigInvalid, match="257 owners") as refused:
+        named_owners([*groups, group(3, "one more")])
+    assert "before update 3" in refused.value.hint

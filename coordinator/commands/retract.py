@@ -244,9 +244,8 @@ def require_room(config: Config) -> None:
     """Refuse a replay for which this machine lacks memory or disk beside what runs on it, the learner included."""
     from coordinator.learner import preflight
 
-    learner = config.learner.model_copy(update={"kept_checkpoints": 0})
     try:
-        preflight.require_fits(config.model_copy(update={"learner": learner}), auditor=False)
+        preflight.require_fits(config, replay=True)
     except ConfigInvalid as error:
         raise ConfigInvalid(
             f"The replay does not fit beside what runs on this machine. {error}",

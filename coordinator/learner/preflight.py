@@ -41,12 +41,16 @@ CGROUP = Path("/sys/fs/cgroup")
 """The folder in which Linux gives the memory limit of a container."""
 
 
-def require_fits(config: Config, *, auditor: bool) -> None:
-    """Refuse a round whose learner and auditor would run out of memory or disk on this machine."""
+def require_fits(config: Config, *, auditor: bool = False, replay: bool = False) -> None:
+    """Refuse a learner, and with `auditor` an auditor, that would run out of memory or disk on this machine.
+
+    A `replay` runs in a round that is stored already: it writes only a state and a version of its own.
+    """
     if config.model.path == start.EMBEDDED:
         return
+    given = {"auditor": auditor, "replay": replay}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "coordinator.learner.preflight", *(["auditor"] if auditor else [])],
+        [sys.executable, "-P", "-m", "coordinator.learner.preflight", *(name for name, on in given.items() if on)],
         input=config.model_dump_json(),
         capture_output=True,
         text=True,
@@ -88,12 +92,13 @@ class FreeBytes:
         return next((want for want in wanted if want[1] > want[2]), None)
 
 
-def refusal(config: Config, room: FreeBytes) -> ConfigInvalid | None:
+def refusal(config: Config, room: FreeBytes, *, replay: bool = False) -> ConfigInvalid | None:
     """Return the error of a learner that does not fit; None if it fits."""
     from coordinator.learner import memory
 
-    simulations, versions = memory.Simulations(memory.described(config)), memory.kept_versions(config)
-    checkpoints = memory.kept_checkpoints(config)
+    simulations = memory.Simulations(memory.described(config))
+    versions = 0 if replay else memory.kept_versions(config)
+    checkpoints = 0 if replay else memory.kept_checkpoints(config)
     device, ranks = config.learner.device, config.learner.processes
 
     estimates: dict[str, memory.Estimate] = {}
@@ -177,7 +182,8 @@ def _free_on_cards(device: str, ranks: int) -> int | None:
 def main() -> int:
     config = Config.model_validate_json(sys.stdin.read())
     try:
-        refused = refusal(config, this_machine(config, auditor="auditor" in sys.argv[1:]))
+        room = this_machine(config, auditor="auditor" in sys.argv[1:])
+        refused = refusal(config, room, replay="replay" in sys.argv[1:])
     except ConfigInvalid as error:
         refused = error
     if refused:

@@ -207,6 +207,15 @@ def test_a_refusal_names_the_phase_and_settings_that_fit(small: Path, tmp_path: 
     assert refusal(round_of(small, tmp_path / "round", gradient_checkpointing=True), room) is None
 
 
+def test_a_replay_needs_no_room_for_what_the_round_has_stored(small: Path, tmp_path: Path) -> None:
+    config = round_of(small, tmp_path / "round", kept_checkpoints=8)
+    needed = estimate(config, Simulations(described(config)))
+    own = needed.footprint(1, device="cuda", versions=0, checkpoints=0).disk_bytes
+    stored = memory.kept_versions(config), memory.kept_checkpoints(config)
+    assert needed.footprint(1, device="cuda", versions=stored[0], checkpoints=stored[1]).disk_bytes > own
+    assert refusal(config, FreeBytes(memory=512 * GIB, disk=own, card=512 * GIB), replay=True) is None
+
+
 def test_a_refusal_simulates_no_way_to_train_whose_weights_alone_are_too_much(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

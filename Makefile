@@ -138,7 +138,7 @@ bench-llama bench-verification bench-real: $(LLAMA)
 
 bench-learner bench-loop bench-trainers bench-real: $(TRL)
 
-bench-correction bench-exact bench-replay bench-real: $(REAL)/.installed
+bench-audit-learner bench-correction bench-exact bench-replay bench-real: $(REAL)/.installed
 
 bench-learned-play: $(ENVIRONMENTS)/.installed
 

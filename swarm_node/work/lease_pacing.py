@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import trio
 
+from protocol import limits
 from protocol.work.lease import Lease
 
 ASK_AGAIN_S = 1.0
@@ -22,11 +23,15 @@ requests."""
 
 
 class LeasePacing:
-    """Timing of lease requests, for engines that run `groups()` groups at once."""
+    """Timing of lease requests, for engines that run `groups()` groups at once, within the protocol's limit."""
 
     def __init__(self, groups: Callable[[], int]) -> None:
         self._groups = groups
         self._pause_ends = self._refusal_ends = self._asked = 0.0
+
+    @property
+    def _groups_at_once(self) -> int:
+        return min(self._groups(), limits.LEASES_PER_REQUEST_MAX)
 
     @property
     def pause_s(self) -> float:
@@ -43,7 +48,7 @@ class LeasePacing:
 
     def room(self, running: int) -> int:
         """Return the number of groups to request."""
-        return self._groups() - running
+        return self._groups_at_once - running
 
     def record_request(self) -> None:
         """Record that a request was answered."""
@@ -51,7 +56,7 @@ class LeasePacing:
 
     def is_due(self, running: int) -> bool:
         """Return True if a request is due: half of the groups have ended, or some have and `ASK_AGAIN_S` is over."""
-        due = self._asked if running <= self._groups() // 2 else self._asked + ASK_AGAIN_S
+        due = self._asked if running <= self._groups_at_once // 2 else self._asked + ASK_AGAIN_S
         return self.room(running) > 0 and trio.current_time() >= max(due, self._pause_ends, self._refusal_ends)
 
 

@@ -6,7 +6,7 @@
   interval. In time the interval is a share of the lease's age: a group may have `FRAGMENTS_MAX` fragments, however long
   it takes.
 - New tokens of a group are signed once and sent until they are received; meanwhile later tokens are collected.
-- A lease that the coordinator reports as gone is dropped at once: more work for it would be wasted.
+- A lease that the coordinator reports as gone is cancelled at once: more work for it would be wasted.
 """
 
 import logging
@@ -34,7 +34,7 @@ AGE_SHARE = 1 / 32
 """The interval between reports of a lease that a caller reads, as a share of its age, once that is longer."""
 
 
-Drop = Callable[[Collection[str]], Awaitable[None]]
+Cancel = Callable[[Collection[str]], Awaitable[None]]
 
 
 @dataclass
@@ -95,8 +95,8 @@ class ProgressReporter:
         """Stop reporting a lease that the worker has answered or given up."""
         self._tales.pop(lease_id, None)
 
-    async def run(self, drop: Drop) -> None:
-        """Report when leases are due, until cancelled; call `drop` with leases that the coordinator no longer needs."""
+    async def run(self, cancel: Cancel) -> None:
+        """Report when leases are due, until cancelled; call `cancel` with leases no longer needed."""
         while True:
             with trio.move_on_at(min((tale.next_at for tale in self._tales.values()), default=math.inf)):
                 await self._changed.wait()
@@ -104,7 +104,7 @@ class ProgressReporter:
             try:
                 if gone := await self.report():
                     log.info("%d leases cancelled by the coordinator", len(gone))
-                    await drop(gone)
+                    await cancel(gone)
             except Unreachable:
                 continue  # the heartbeat logs this; the report is repeated
             except SwarmError as error:

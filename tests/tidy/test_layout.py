@@ -90,7 +90,6 @@ LARGE_CLASSES = {
     "swarm_node/picker/picker.py:Picker": "a state machine over chunks and sources, which keeps indexes of both",
     "swarm_node/picker/sources.py:SourceState": "what the picker knows of one source, updated by each of its answers",
     "swarm_node/versions/follower.py:PolicyFollower": "wires coordinator, origins, updater, chunks and host",
-    "swarm_node/work/worker.py:Worker": "wires engine, outbox, sender and reporter; the state of what is in the engine",
 }
 """`path:class` → why it has more attributes, or parameters of its constructor, than others."""
 

@@ -14,7 +14,8 @@ import trio
 
 from swarm_node.coordinator_api import last_round
 from swarm_node.member import MemberSettings, cancel_on_signal, open_home, open_member
-from swarm_node.versions.follower import PolicyFollower, Traffic
+from swarm_node.versions.fetcher import Traffic
+from swarm_node.versions.follower import PolicyFollower
 from swarm_node.work.pulse import Phase, Pulse
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,6 @@ class _Mirror:
     def _moved(self) -> dict[str, int]:
         """Return the bytes by source since the last call."""
         kinds = ("from_peers", "from_seeder", "from_http")
-        moved = {kind: getattr(self._policies.traffic, kind) - getattr(self._told, kind) for kind in kinds}
-        self._told = Traffic(**{kind: getattr(self._policies.traffic, kind) for kind in kinds})
+        moved = {kind: getattr(self._policies.fetcher.traffic, kind) - getattr(self._told, kind) for kind in kinds}
+        self._told = Traffic(**{kind: getattr(self._policies.fetcher.traffic, kind) for kind in kinds})
         return moved

@@ -165,7 +165,7 @@ class Pulse:
                 await trio.sleep(AGAIN_S)
 
     async def beat(self) -> HeartbeatReply:
-        traffic = self._member.policies.traffic
+        traffic = self._member.policies.fetcher.traffic
         blames = tuple(traffic.blames)
         milestones = self._member.policies.milestones
         reached = milestones.untold()

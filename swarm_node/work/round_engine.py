@@ -10,7 +10,8 @@ import logging
 from swarm_node.engine.client import Choose
 from swarm_node.engine.pool import EnginePool
 from swarm_node.engine.throughput import SampleWork
-from swarm_node.versions.follower import HeldVersion, PolicyFollower
+from swarm_node.versions.fetcher import HeldVersion
+from swarm_node.versions.follower import PolicyFollower
 from swarm_node.work.engine_turn import EngineTurn
 
 log = logging.getLogger(__name__)

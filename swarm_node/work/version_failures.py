@@ -7,7 +7,7 @@
 import logging
 
 from protocol.errors import EngineFailed, EngineNotStarted, SwarmError
-from swarm_node.versions.follower import HeldVersion
+from swarm_node.versions.fetcher import HeldVersion
 
 log = logging.getLogger(__name__)
 

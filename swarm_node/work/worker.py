@@ -39,7 +39,8 @@ from protocol.work.messages import LeaseReply, LeaseRequest
 from swarm_node.base.trouble import Trouble
 from swarm_node.base.waiting import first_of, heard_out
 from swarm_node.engine.messages import GroupFailed, GroupGrown, SampleRequest
-from swarm_node.versions.follower import HeldVersion, PolicyFollower
+from swarm_node.versions.fetcher import HeldVersion
+from swarm_node.versions.follower import PolicyFollower
 from swarm_node.work.engine_turn import LEND_AFTER_S, LOOK_AGAIN_S
 from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_offers import LeaseOffers

@@ -57,7 +57,7 @@ FRAGMENTS = {
     "swarm_node/ledger/payouts.py": "the form of one document",
     "swarm_node/owner/live_view.py": "draws on a terminal; its lines are in status_lines",
     "swarm_node/seed.py": "a program of its own: the seeder",
-    "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the follower that acts on it",
+    "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the fetcher that acts on it",
     "swarm_node/versions/milestones.py": "a stopwatch on its own clock",
     "swarm_node/work/version_failures.py": "a machine of its own: which version fails, apart from who works",
 }
@@ -89,7 +89,6 @@ LARGE_CLASSES = {
     "swarm_node/p2p/yamux_machine.py:YamuxMachine": "a state machine: every attribute is a part of its state",
     "swarm_node/picker/picker.py:Picker": "a state machine over chunks and sources, which keeps indexes of both",
     "swarm_node/picker/sources.py:SourceState": "what the picker knows of one source, updated by each of its answers",
-    "swarm_node/versions/follower.py:PolicyFollower": "wires coordinator, origins, updater, chunks and host",
 }
 """`path:class` → why it has more attributes, or parameters of its constructor, than others."""
 

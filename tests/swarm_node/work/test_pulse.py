@@ -102,7 +102,9 @@ class Line:
             addresses=("0.0.0.0:8701",),
             policies=SimpleNamespace(
                 hint=lambda _version: None,
-                traffic=SimpleNamespace(blames=[], message=lambda _to_peers: NOTHING_MOVED),
+                fetcher=SimpleNamespace(
+                    traffic=SimpleNamespace(blames=[], message=lambda _to_peers: NOTHING_MOVED),
+                ),
                 milestones=SimpleNamespace(untold=lambda: (), acknowledge=lambda *_told, **_newest: None),
             ),
             server=SimpleNamespace(bytes_sent=0),

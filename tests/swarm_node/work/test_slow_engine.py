@@ -31,7 +31,7 @@ async def publish(here: Round, follower: PolicyFollower, *numbers: int) -> None:
         version = version_of(number)
         here.publish(version)
         for chunk, data in version.chunks.items():
-            follower._blobs.write(chunk, data)
+            follower.fetcher._blobs.write(chunk, data)
         await follower._follow()
 
 

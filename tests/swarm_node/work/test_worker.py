@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from protocol.errors import DiskFull, EngineFailed, EngineNotStarted, Unreachable
-from swarm_node.versions.follower import HeldVersion
+from swarm_node.versions.fetcher import HeldVersion
 from swarm_node.work.lease_pacing import ASK_AGAIN_S
 from swarm_node.work.version_failures import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, VERSION_FAILURES_MAX
 from swarm_node.work.worker import LOAD_AGAIN_S

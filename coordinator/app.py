@@ -233,7 +233,7 @@ async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) 
 
 async def _stop_on_changes(round_: Round, stop: asyncio.Event) -> None:
     """Read the news; stop if settings or keys changed, since they are read only at the start."""
-    await round_.refresh()
+    await round_.news.refresh()
     if not round_.is_led_alike:
         stop.set()
 
@@ -282,8 +282,8 @@ async def _sweep(round_: Round) -> None:
         log.info("%d leases expired; their prompts will be leased again", expired)
     await round_.database.run(registry.forget_nonces, now_ms())
     await round_.database.run(lottery.end_last, round_.audits, now_ms())
-    if round_.seeder:
-        await round_.database.run(links.know_seeder, round_.seeder.peer_id)
+    if round_.plans.seeder:
+        await round_.database.run(links.know_seeder, round_.plans.seeder.peer_id)
     if round_.config.eval.every or await round_.database.read(evaluations.is_running):
         await _look_at_evaluations(round_)
 
@@ -340,11 +340,11 @@ async def _seeder(round_: Round) -> None:
         said = json.loads(line)
         if "peer_id" in said:
             address = round_.config.round.seeder_public or said["addrs"][0]
-            round_.seeder = Peer(peer_id=said["peer_id"], address=address, kind="seeder")
+            round_.plans.seeder = Peer(peer_id=said["peer_id"], address=address, kind="seeder")
         elif "served" in said:
             round_.plans.feeders.report_served(said["served"])
         else:
-            round_.seeder_up = said["bytes_per_s"]
+            round_.plans.seeder_up = said["bytes_per_s"]
 
     command = [
         script("swarm-node"), "seed",

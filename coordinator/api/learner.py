@@ -88,7 +88,7 @@ async def samples(request: web.Request) -> web.Response:
     round_ = require_operator(request)
     asked = request.query.get("count", "")
     count = int(asked) if asked.isdecimal() and len(asked) < 6 else limits.EVALUATION_SAMPLES_MAX
-    text = await round_.text()
+    text = await round_.policy.text()
     return reply(
         await round_.database.read(
             evaluation_samples.of_evaluation,
@@ -264,5 +264,5 @@ async def finish_round(round_: Round) -> bool:
         return True
 
     is_first = await round_.database.run(end)
-    await round_.refresh()
+    await round_.news.refresh()
     return is_first

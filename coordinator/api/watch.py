@@ -215,7 +215,7 @@ class Watch:
         """Return the samples of evaluations, as many as the round publishes, newest evaluation first."""
         if not self._round.news.version:
             return []
-        text = await self._round.text()
+        text = await self._round.policy.text()
         return await self._round.database.read(self._archive.read, text.decode)
 
     def _read_training(self, connection: sa.Connection, moment_ms: int) -> Training:

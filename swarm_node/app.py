@@ -40,7 +40,7 @@ from swarm_node.owner.page.server import PageSources, serving_page
 from swarm_node.owner.snapshot import ANSWER_TEXT_MAX_CHARS, Agent, AgentSnapshot
 from swarm_node.work.engine_turn import EngineTurn, EngineTurns
 from swarm_node.work.held_leases import HeldLeases
-from swarm_node.work.lease_log import Leased
+from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.lease_offers import LeaseOffers
 from swarm_node.work.lease_pacing import LeasePacing, NodePace
 from swarm_node.work.progress_reporter import ProgressReporter
@@ -239,7 +239,7 @@ class AgentRound:
         finally:
             if self.error is not None:
                 rounds.record_left(self)
-            self._turn.leave()
+            self._turn.release()
             self.opened.set()
             self.ended.set()
 
@@ -290,7 +290,7 @@ class AgentRound:
         offers = LeaseOffers(
             coordinator=me.coordinator,
             leases=leases,
-            lease_log=Leased(me.folder),
+            lease_log=LeaseLog(me.folder),
             gate=governor,
             pacing=LeasePacing(lambda: groups * pool.cards_ready),
             pace=lambda: NodePace(pool.tokens_per_s, writer.tokens_per_sample),

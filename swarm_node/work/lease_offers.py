@@ -16,7 +16,7 @@ from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest, Reason
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.work.held_leases import HeldLeases
-from swarm_node.work.lease_log import Leased
+from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.lease_pacing import LeasePacing, NodePace, sort_out
 from swarm_node.work.pulse import NO_WORK, Gate
 
@@ -37,7 +37,7 @@ class LeaseOffers:
         *,
         coordinator: Coordinator,
         leases: HeldLeases,
-        lease_log: Leased,
+        lease_log: LeaseLog,
         gate: Gate,
         pacing: LeasePacing,
         pace: Callable[[], NodePace],
@@ -82,7 +82,7 @@ class LeaseOffers:
         self.no_work = "" if offer.begun else offer.why
         if offer.begun:
             try:
-                await trio.to_thread.run_sync(self._lease_log.keep, offer.begun)
+                await trio.to_thread.run_sync(self._lease_log.record, offer.begun)
             except (DiskFull, LeaseClosed):
                 await self._leases.return_leases([lease.lease_id for lease in offer.begun])
                 raise

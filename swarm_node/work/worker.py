@@ -37,14 +37,14 @@ from protocol.errors import DiskFull, EngineFailed, OwnerBanned, SwarmError, Unr
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest
 from swarm_node.base.trouble import Trouble
-from swarm_node.base.waiting import first_of, heard_out
+from swarm_node.base.waiting import finish_when_cancelled, first_of
 from swarm_node.engine.messages import GroupFailed, GroupGrown, SampleRequest
 from swarm_node.versions.fetcher import HeldVersion
 from swarm_node.versions.follower import PolicyFollower
-from swarm_node.work.engine_turn import LEND_AFTER_S, LOOK_AGAIN_S
+from swarm_node.work.engine_turn import LEND_AFTER_S, REQUEST_AGAIN_S
 from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_offers import LeaseOffers
-from swarm_node.work.progress_reporter import TELL_S, ProgressReporter
+from swarm_node.work.progress_reporter import REPORT_EVERY_S, ProgressReporter
 from swarm_node.work.pulse import Gate, Phase
 from swarm_node.work.rollout_writer import RolloutWriter
 from swarm_node.work.round_engine import RoundEngine
@@ -141,7 +141,7 @@ class Worker:
                     self._pacing.pause(1.0)
         finally:
             await self.leases.return_all()
-            self.engine.turn.leave()
+            self.engine.turn.release()
 
     async def add_turns(self, leases: Sequence[Lease]) -> None:
         """Hand leases of next turns to `run`, which starts them; return those that it could not start."""
@@ -180,7 +180,7 @@ class Worker:
             and not self._writer.is_full
             and self._pacing.is_due(len(self.leases.open))
             and self._next_version() == self.engine.loaded
-            and not self.engine.turn.must_leave
+            and not self.engine.turn.must_release
         )
 
     def _next_version(self) -> HeldVersion | None:
@@ -192,23 +192,23 @@ class Worker:
         """Lease groups and pass them to the engine, in addition to running groups of the same version."""
         engine = self.engine
         if not self.leases.open:
-            if engine.turn.must_leave or self._pacing.pause_s:
-                self._leave_engine()
+            if engine.turn.must_release or self._pacing.pause_s:
+                self._release_engine()
             if not self._gate.decision.may_work:
                 return await self._rest()
             self._phase = Phase.IDLE if engine.loaded else Phase.OFFLINE
             await self._first_of(partial(trio.sleep, self._pacing.pause_s))
         if (policy := self._next_version()) is None:  # not while groups run, see `_needs_work`
-            self._leave_engine()
+            self._release_engine()
             policy = await self._first_of(self._policies.usable)
         if policy is None or self.leases.has_turns:
             return None
         runs = bool(self.leases.open)
-        if not runs and not (engine.turn.is_mine and engine.turn.try_take()):
+        if not runs and not (engine.turn.is_mine and engine.turn.try_acquire()):
             await self._request_without_engine(policy)
         elif not runs and self._failures.is_unusable(policy):
             await engine.unload()
-            engine.turn.leave()
+            engine.turn.release()
             await self._wait_for_newer(policy, math.inf)
         elif not runs and policy != engine.loaded:
             await self._load_or_wait(policy)
@@ -224,7 +224,7 @@ class Worker:
         if self._failures.is_unusable(policy):
             await self._wait_for_newer(policy, math.inf)
         elif not self.engine.numerics:  # leases are given for a class of numerics, which the first load shows
-            await self._first_of(self.engine.turn.take)
+            await self._first_of(self.engine.turn.acquire)
         elif self.engine.turn.is_used_before:
             await self._first_of(self.engine.turn.unused_before)
         elif self._writer.is_full:
@@ -241,7 +241,7 @@ class Worker:
             version=policy.manifest.version,
             groups=self._pacing.room(len(self.leases.open)),
             continues=self.engine.continues,
-            finishing=(newest is not None and newest != policy) or (self._stays and self.engine.turn.must_leave),
+            finishing=(newest is not None and newest != policy) or (self._stays and self.engine.turn.must_release),
             numerics=self.engine.numerics,
         )
         reply = await self._request_beside_turns(request)
@@ -256,11 +256,11 @@ class Worker:
     async def _wait_without_work(self, reply: LeaseReply, request: LeaseRequest, policy: HeldVersion) -> None:
         """Record why the coordinator offers nothing, and wait before the next request."""
         self.offers.record_no_work(reply.reason, turn_due=self._stays and self.leases.plays)
-        patience_s = min(max(reply.retry_s, 0.05 if self.engine.turn.is_mine else LOOK_AGAIN_S), 30.0)
+        patience_s = min(max(reply.retry_s, 0.05 if self.engine.turn.is_mine else REQUEST_AGAIN_S), 30.0)
         if self.leases.open:
             self._pacing.refused(patience_s)
             return
-        self._leave_engine()
+        self._release_engine()
         if request.finishing and self._stays:  # the newer version is there already, and waits
             await self._first_of(partial(trio.sleep, patience_s))
         else:
@@ -277,7 +277,9 @@ class Worker:
 
         async def ask() -> None:
             try:
-                replies.append(await heard_out(partial(self.offers.request, request), patience_s=LAST_REPLY_S))
+                replies.append(
+                    await finish_when_cancelled(partial(self.offers.request, request), patience_s=LAST_REPLY_S)
+                )
             except Exception as error:  # raised below, outside of the nursery, which would wrap it
                 failed.append(error)
             finally:
@@ -302,7 +304,7 @@ class Worker:
                 except Exception as error:  # raised below, when the reply is there
                     failed.append(error)
             if not self.leases.open:
-                self._leave_engine()
+                self._release_engine()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
@@ -331,7 +333,7 @@ class Worker:
 
     async def _start(self, leases: Sequence[Lease], policy: HeldVersion) -> None:
         """Pass accepted leases to the engine, once this round has it with their version."""
-        if leases and not (self.engine.turn.try_take() and self.engine.loaded == policy):
+        if leases and not (self.engine.turn.try_acquire() and self.engine.loaded == policy):
             leases = await self._prepare_engine(leases, policy)
         if not leases:
             return
@@ -339,7 +341,7 @@ class Worker:
         self.leases.start(leases)
         self._stays |= self.leases.plays  # until the coordinator knows of no next turn
         sampler = policy.manifest.sampler
-        requests = [SampleRequest.from_lease(lease, sampler, tell_every_s=TELL_S) for lease in leases]
+        requests = [SampleRequest.from_lease(lease, sampler, tell_every_s=REPORT_EVERY_S) for lease in leases]
         await self.engine.pool.submit(requests)
 
     async def _prepare_engine(self, leases: Sequence[Lease], policy: HeldVersion) -> Sequence[Lease]:
@@ -348,7 +350,7 @@ class Worker:
         The leases are returned to the coordinator if an earlier round uses the engine first, or if the load fails.
         """
         lease_ids = sorted(lease.lease_id for lease in leases)
-        if not await self._first_of(self.engine.turn.take_unless_used):
+        if not await self._first_of(self.engine.turn.acquire_unless_used):
             await self.leases.return_leases(lease_ids)
             return ()
         if self.engine.loaded != policy and not await self._load_or_wait(policy, lease_ids):
@@ -364,7 +366,7 @@ class Worker:
         except EngineFailed as error:
             await self.leases.return_leases(lease_ids)
             self._count_failure(error, policy)
-            self.engine.turn.leave()
+            self.engine.turn.release()
             await self._wait_for_newer(policy, LOAD_AGAIN_S)
         return False
 
@@ -375,7 +377,7 @@ class Worker:
         if group is None or lease is None:
             return  # a turn came, or the lease was cancelled
         if isinstance(group, GroupGrown):
-            self._reporter.grew(lease.lease_id, group.parts)
+            self._reporter.add_tokens(lease.lease_id, group.parts)
         elif isinstance(group, GroupFailed):
             self.leases.close(lease.lease_id)
             await self.leases.return_leases([lease.lease_id])
@@ -399,16 +401,16 @@ class Worker:
             self.finished.set()
             return
         self._phase = Phase.RESTING
-        if not self._gate.decision.keep_engine and self.engine.turn.try_take():
+        if not self._gate.decision.keep_engine and self.engine.turn.try_acquire():
             await self.engine.unload()
-        self.engine.turn.leave()
+        self.engine.turn.release()
         await first_of(self._gate.opened, self.leases.turns_came.wait)
 
-    def _leave_engine(self) -> None:
+    def _release_engine(self) -> None:
         """Let another round use the engine, unless the next turn of an episode is due."""
         is_late = self.engine.turn.is_overdue or trio.current_time() >= self.leases.closed_at + TURN_WAIT_S
         if is_late or not (self._stays and self.leases.plays):
-            self.engine.turn.leave()
+            self.engine.turn.release()
 
     async def _wait_for_newer(self, policy: HeldVersion, patience_s: float) -> None:
         """Wait for another version, for at most `patience_s`, or until the gate closes or a turn comes."""

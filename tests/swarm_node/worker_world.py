@@ -190,13 +190,13 @@ class World:
     def start(self, lease: Lease) -> None:
         pass
 
-    def keep(self, leases: Sequence[Lease]) -> None:
-        """A note of what was leased."""
+    def record(self, leases: Sequence[Lease]) -> None:
+        """The lease log."""
         if error := self.trouble.pop("keep", None):
             raise error
         self.kept |= {lease.lease_id for lease in leases}
 
-    def grew(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
+    def add_tokens(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
         self.note(f"told {int(lease_id, 16)}")
 
     def forget(self, lease_id: str) -> None:

@@ -6,7 +6,7 @@ from trio.testing import MockClock
 
 from protocol.errors import Unreachable
 from protocol.work.messages import LeaseReply, LeaseRequest
-from swarm_node.base.waiting import heard_out
+from swarm_node.base.waiting import finish_when_cancelled
 from swarm_node.work.worker import LAST_REPLY_S
 from tests.swarm_node.worker_world import World
 
@@ -50,6 +50,6 @@ async def test_what_is_heard_is_returned_and_a_failure_is_raised_as_it_is() -> N
     async def fail() -> None:
         raise Unreachable("away")
 
-    assert await heard_out(say, patience_s=1.0) == 7
+    assert await finish_when_cancelled(say, patience_s=1.0) == 7
     with pytest.raises(Unreachable):
-        await heard_out(fail, patience_s=1.0)
+        await finish_when_cancelled(fail, patience_s=1.0)

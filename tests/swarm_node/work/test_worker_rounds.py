@@ -14,7 +14,7 @@ from protocol.errors import EngineFailed, Unreachable
 from protocol.work.messages import LeaseReply, LeaseRequest
 from protocol.work.rollout import Sample, pack_tokens
 from swarm_node.engine.messages import GroupDone, Loaded, SampleRequest
-from swarm_node.work.engine_turn import EPISODES_END_S, LOOK_AGAIN_S, EngineTurns
+from swarm_node.work.engine_turn import EPISODES_END_S, REQUEST_AGAIN_S, EngineTurns
 from swarm_node.work.worker import TURN_WAIT_S
 from tests.swarm_node.worker_world import DEADLINE_S, World
 
@@ -175,7 +175,7 @@ async def test_rounds_without_work_load_nothing_and_look_at_a_bounded_pace() -> 
     second.on_note["end 3"] = look
     await rounds.run()
     assert rounds.work() == ["0: load v1", *sampled(0, 0, 1, 2, 3), "1: load v1", *sampled(1, 0, 1, 2, 3)]
-    assert all(patience_s >= LOOK_AGAIN_S for patience_s in first.patience_s[-18:])
+    assert all(patience_s >= REQUEST_AGAIN_S for patience_s in first.patience_s[-18:])
 
 
 async def test_an_unreachable_round_does_not_stop_the_next_one() -> None:

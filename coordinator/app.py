@@ -304,7 +304,7 @@ async def _look_at_evaluations(round_: Round) -> None:
     """End evaluations that cannot be finished, and keep the best version."""
     ended = await round_.database.run(
         evaluations.sweep,
-        round_.evaluation_terms,
+        round_.config.eval,
         alive_since_ms=now_ms() - round_.silent_after_ms,
         now_ms=now_ms(),
     )
@@ -373,15 +373,15 @@ async def _local_node(round_: Round, home: Path) -> None:
 async def _shown(show: "Show", app: web.Application) -> None:
     """Draw the data of `/v1/operator/status`."""
 
-    async def look() -> Mapping[str, Any]:
+    async def read_status() -> Mapping[str, Any]:
         status: dict[str, Any] = json.loads(await public.aged(app[public.OPERATOR_STATUS]))
         return status
 
-    await show(look)
+    await show(read_status)
 
 
 async def _look_at_alarms(notices: OperatorNotices, app: web.Application) -> None:
-    await notices.look(json.loads(await public.aged(app[public.OPERATOR_STATUS])))
+    await notices.observe(json.loads(await public.aged(app[public.OPERATOR_STATUS])))
 
 
 async def _auditor(round_: Round) -> None:

@@ -8,9 +8,10 @@
 
 from coordinator.config.learner import AlgorithmName, CorrectionSection, ObjectiveSection
 from coordinator.config.money import PayoutsSection
+from coordinator.config.notify import NotifySection
 from coordinator.config.reading import load, parse
 from coordinator.config.round import ModelSection
-from coordinator.config.task import DataSection
+from coordinator.config.task import DataSection, EvalSection
 from coordinator.config.whole import Config
 
 __all__ = [
@@ -18,7 +19,9 @@ __all__ = [
     "Config",
     "CorrectionSection",
     "DataSection",
+    "EvalSection",
     "ModelSection",
+    "NotifySection",
     "ObjectiveSection",
     "PayoutsSection",
     "fixed",

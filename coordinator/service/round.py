@@ -39,7 +39,6 @@ from coordinator.tasks.kinds import task_label, turn_tokens_max
 from coordinator.tasks.task import open_task
 from coordinator.transactions import lottery, tally
 from coordinator.transactions.claims import Judge
-from coordinator.transactions.evaluations import EvaluationTerms
 from coordinator.transactions.leases import terms_of
 from ledger import store
 from ledger.checkpoint import ledger_key
@@ -107,7 +106,6 @@ class Round:
             splits=lambda: self.evaluated,
             refresh=self.news.refresh,
         )
-        self.evaluation_terms = EvaluationTerms.from_config(config)
         self.terms = replace(terms_of(config), probes=probes, turn_tokens_max=turn_tokens_max(config))
 
     def _open_books(self) -> None:

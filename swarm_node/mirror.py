@@ -38,14 +38,14 @@ class Held:
         return asdict(self)
 
 
-async def run(settings: MemberSettings, *, tell: Callable[[Held], None]) -> None:
+async def run(settings: MemberSettings, *, show: Callable[[Held], None]) -> None:
     """Mirror a round until it is finished or a signal comes."""
     async with (
         open_home(settings.home, settings.limits) as node,
         open_member(settings, node) as me,
         trio.open_nursery() as nursery,
     ):
-        mirror = _Mirror(me.policies, tell)
+        mirror = _Mirror(me.policies, show)
         pulse = Pulse(me, mirror)
         nursery.start_soon(cancel_on_signal, node.signals, nursery.cancel_scope)
         await pulse.register()
@@ -65,9 +65,9 @@ class _Mirror:
     phase = Phase.MIRRORING
     tokens_per_s = 0.0
 
-    def __init__(self, policies: PolicyFollower, tell: Callable[[Held], None]) -> None:
+    def __init__(self, policies: PolicyFollower, show: Callable[[Held], None]) -> None:
         self._policies = policies
-        self._tell = tell
+        self._show = show
         self._told = Traffic()
         self.finished = trio.Event()
 
@@ -86,7 +86,7 @@ class _Mirror:
                 folder=str(policy.folder),
                 **self._moved(),
             )
-            self._tell(held)
+            self._show(held)
             await self._policies.newer_than(policy, patience_s=float("inf"))
 
     def _moved(self) -> dict[str, int]:

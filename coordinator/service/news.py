@@ -27,7 +27,9 @@ LED_AS = Fact("led_as", "")
 """The fact that shows processes beside the leader a change of its settings or keys."""
 
 
-class _Stored(NamedTuple):
+class StoredNews(NamedTuple):
+    """The news as last read from the store."""
+
     version: int
     finished: bool
     led_as: str
@@ -88,6 +90,6 @@ class RoundNews:
                 del self._held[node]
 
 
-def _read(connection: sa.Connection) -> _Stored:
+def _read(connection: sa.Connection) -> StoredNews:
     version, _ = policy_versions.newest_version(connection)
-    return _Stored(version, get_fact(connection, FINISHED), get_fact(connection, LED_AS))
+    return StoredNews(version, get_fact(connection, FINISHED), get_fact(connection, LED_AS))

@@ -26,12 +26,12 @@ from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
 from coordinator.service.idle_nodes import IdleNodes
+from coordinator.service.newest_policy import NewestPolicy
 from coordinator.service.news import LED_AS, RoundNews
 from coordinator.service.offered_versions import OfferedVersions
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
 from coordinator.service.query_watch import QueryWatch
-from coordinator.service.served_policy import ServedPolicy
 from coordinator.service.turn_watch import TurnWatch
 from coordinator.store.facts import set_fact
 from coordinator.store.state import Database
@@ -93,7 +93,7 @@ class Round:
         self.turn_watch = TurnWatch()
         self.query_watch = QueryWatch(self.database)
         self.plans = Plans()
-        self.policy = ServedPolicy(config, self.task, self.publisher, self.news, self.plans)
+        self.policy = NewestPolicy(config, self.task, self.publisher, self.news, self.plans)
         self.silent_after_ms = config.leases.silent_after_ms
         """Time without a message after which a node counts as offline."""
         self.up_since_ms = now_ms()

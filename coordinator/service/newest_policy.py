@@ -19,7 +19,7 @@ from protocol.errors import NotFound
 from protocol.tasks import Task
 
 
-class ServedPolicy:
+class NewestPolicy:
     """The newest version of the policy, in the running coordinator."""
 
     def __init__(self, config: Config, task: Task, publisher: Publisher, news: RoundNews, plans: Plans) -> None:

@@ -51,7 +51,7 @@ async def shown(request: web.Request) -> web.Response:
     """Return an appeal with its evidence and the amount that granting it would pay."""
     round_ = require_operator(request)
     return reply_json(
-        await round_.database.read(appeals.appeal_report, int(request.match_info["number"]), round_.audits.rules)
+        await round_.database.read(appeals.appeal_report, int(request.match_info["number"]), round_.audits.settings)
     )
 
 
@@ -67,7 +67,7 @@ async def rule(request: web.Request) -> web.Response:
         wanted.reason_code,
         wanted.said,
         given_by=wanted.given_by,
-        rules=round_.audits.rules,
+        rules=round_.audits.settings,
         now_ms=now_ms(),
     )
     return reply_json(done)

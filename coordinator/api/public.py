@@ -86,7 +86,7 @@ def share(app: web.Application) -> None:
         lambda conn, _since_ms, _now_ms: {
             "ledger_size": store.size(conn),
             "nodes": summary.leaderboard(conn, OTHERS_MAX),
-            "owners": standings.list_standings(conn, round_.audits.rules),
+            "owners": standings.list_standings(conn, round_.audits.settings),
         },
     )
     settings = round_.public_settings()

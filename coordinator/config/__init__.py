@@ -6,6 +6,7 @@
 - The resolved configuration is stored with the round, so that a restart uses the same settings.
 """
 
+from coordinator.config.audit import AuditSection
 from coordinator.config.learner import AlgorithmName, CorrectionSection, ObjectiveSection
 from coordinator.config.money import PayoutsSection
 from coordinator.config.notify import NotifySection
@@ -16,6 +17,7 @@ from coordinator.config.whole import Config
 
 __all__ = [
     "AlgorithmName",
+    "AuditSection",
     "Config",
     "CorrectionSection",
     "DataSection",

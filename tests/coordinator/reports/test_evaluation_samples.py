@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import Config, EvalSection
+from coordinator.config import AuditSection, Config, EvalSection
 from coordinator.config.round import RoundSection
 from coordinator.reports import evaluation_samples
 from coordinator.reports.evaluation_samples import CUT, SHOWN_MAX, SampleArchive, shortened
-from coordinator.rules.trust import TrustRules
 from coordinator.transactions import evaluations
 from protocol import limits
 from protocol.errors import NotFound
@@ -96,7 +95,7 @@ def test_nothing_is_decoded_twice(world: World) -> None:
 
 
 def test_a_sample_that_an_audit_retracts_disappears(tmp_path: Path) -> None:
-    world, archive = World(tmp_path, rules=TrustRules()), SampleArchive(3)
+    world, archive = World(tmp_path, rules=AuditSection()), SampleArchive(3)
     evaluate(world, world.join(1), 1)
     (before,) = read(world, archive, Decoder())
     last, *others = world.take_cases()

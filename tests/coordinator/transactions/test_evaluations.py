@@ -9,9 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.commands import evaluate
-from coordinator.config import Config, EvalSection
+from coordinator.config import AuditSection, Config, EvalSection
 from coordinator.config.round import RoundSection
-from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
 from coordinator.transactions import evaluations, scoring
 from protocol.errors import NotFound, OutOfOrder, Unreachable
@@ -258,7 +257,7 @@ def test_work_of_an_evaluation_is_handed_on_like_any_other(world: World) -> None
 
 
 def test_a_fault_takes_its_group_out_and_has_it_measured_anew(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=TrustRules())
+    world = World(tmp_path, rules=AuditSection())
     cheat, honest = world.join(1), world.join(2)
     publish(world, 1, 0)
     (lease,) = measured(world.offer(cheat, groups=1))
@@ -274,7 +273,7 @@ def test_a_fault_takes_its_group_out_and_has_it_measured_anew(tmp_path: Path) ->
 
 
 def test_a_fault_found_afterwards_leaves_the_result_without_it(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=TrustRules())
+    world = World(tmp_path, rules=AuditSection())
     key = world.join(1)
     publish(world, 1, 0)
     finish(world, key, 1)

@@ -92,7 +92,7 @@ class PolicyFollower:
             try:
                 with disk_named(self.fetcher.folder):
                     trusted = await self._follow()
-                self.trouble.over()
+                self.trouble.clear()
                 if trusted:
                     self._judge(None)
                     patience_s = refresh_in_s(self._updater.proved_until, datetime.now(UTC))
@@ -101,7 +101,7 @@ class PolicyFollower:
             except NoSource as error:
                 log.warning("version not fetched code=%s: %s", error.code, error)
             except DiskFull as error:
-                self.trouble.met(error, "cannot store the new version")
+                self.trouble.record(error, "cannot store the new version")
                 patience_s = 5 * RETRY_S
             except (ManifestInvalid, PatchInvalid) as error:
                 self._judge(error)

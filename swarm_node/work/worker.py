@@ -129,7 +129,7 @@ class Worker:
                     await self.return_open()
                     self._count_failure(error, self.engine.loaded)
                 except DiskFull as error:
-                    self.trouble.met(error, "work stopped")
+                    self.trouble.record(error, "work stopped")
                     await self.return_open()
                     self._pacing.pause(FULL_DISK_PAUSE_S)
                 except Unreachable:  # the heartbeat logs this
@@ -137,7 +137,7 @@ class Worker:
                 except OwnerBanned:
                     raise
                 except SwarmError as error:
-                    self.trouble.met(error, "no work")
+                    self.trouble.record(error, "no work")
                     self._pacing.pause(1.0)
         finally:
             await self.leases.return_all()
@@ -239,7 +239,7 @@ class Worker:
         newest = self._policies.usable_now()
         request = LeaseRequest(
             version=policy.manifest.version,
-            groups=self._pacing.room(len(self.leases.open)),
+            groups=self._pacing.free_groups(len(self.leases.open)),
             continues=self.engine.continues,
             finishing=(newest is not None and newest != policy) or (self._stays and self.engine.turn.must_release),
             numerics=self.engine.numerics,
@@ -258,7 +258,7 @@ class Worker:
         self.offers.record_no_work(reply.reason, turn_due=self._stays and self.leases.plays)
         patience_s = min(max(reply.retry_s, 0.05 if self.engine.turn.is_mine else REQUEST_AGAIN_S), 30.0)
         if self.leases.open:
-            self._pacing.refused(patience_s)
+            self._pacing.pause_additional(patience_s)
             return
         self._release_engine()
         if request.finishing and self._stays:  # the newer version is there already, and waits
@@ -386,8 +386,8 @@ class Worker:
             self._policies.milestones.passed(lease.version, "first_token", ago_s=group.first_token_ago_s)
             await self._writer.write(lease, group)
             self.leases.close(lease.lease_id)
-            self._failures.over()
-            self.trouble.over()
+            self._failures.reset()
+            self.trouble.clear()
 
     def _count_failure(self, error: SwarmError, policy: HeldVersion | None) -> None:
         """Count a failure of the engine with this version, and pause or give up."""

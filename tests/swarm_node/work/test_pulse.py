@@ -105,7 +105,7 @@ class Line:
                 fetcher=SimpleNamespace(
                     traffic=SimpleNamespace(blames=[], message=lambda _to_peers: NOTHING_MOVED),
                 ),
-                milestones=SimpleNamespace(untold=lambda: (), acknowledge=lambda *_told, **_newest: None),
+                milestones=SimpleNamespace(unreported=lambda: (), acknowledge=lambda *_told, **_newest: None),
             ),
             server=SimpleNamespace(bytes_sent=0),
             settings=SimpleNamespace(name="a", price_micros_per_mtok=1, delegation=None),

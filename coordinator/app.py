@@ -233,7 +233,7 @@ async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) 
 
 async def _stop_on_changes(round_: Round, stop: asyncio.Event) -> None:
     """Read the news; stop if settings or keys changed, since they are read only at the start."""
-    await round_.refresh()
+    await round_.news.refresh()
     if not round_.is_led_alike:
         stop.set()
 
@@ -282,8 +282,8 @@ async def _sweep(round_: Round) -> None:
         log.info("%d leases expired; their prompts will be leased again", expired)
     await round_.database.run(registry.forget_nonces, now_ms())
     await round_.database.run(lottery.end_last, round_.audits, now_ms())
-    if round_.seeder:
-        await round_.database.run(links.know_seeder, round_.seeder.peer_id)
+    if round_.plans.seeder:
+        await round_.database.run(links.know_seeder, round_.plans.seeder.peer_id)
     if round_.config.eval.every or await round_.database.read(evaluations.is_running):
         await _look_at_evaluations(round_)
 
@@ -304,7 +304,7 @@ async def _look_at_evaluations(round_: Round) -> None:
     """End evaluations that cannot be finished, and keep the best version."""
     ended = await round_.database.run(
         evaluations.sweep,
-        round_.evaluation_terms,
+        round_.config.eval,
         alive_since_ms=now_ms() - round_.silent_after_ms,
         now_ms=now_ms(),
     )
@@ -340,11 +340,11 @@ async def _seeder(round_: Round) -> None:
         said = json.loads(line)
         if "peer_id" in said:
             address = round_.config.round.seeder_public or said["addrs"][0]
-            round_.seeder = Peer(peer_id=said["peer_id"], address=address, kind="seeder")
+            round_.plans.seeder = Peer(peer_id=said["peer_id"], address=address, kind="seeder")
         elif "served" in said:
             round_.plans.feeders.report_served(said["served"])
         else:
-            round_.seeder_up = said["bytes_per_s"]
+            round_.plans.seeder_up = said["bytes_per_s"]
 
     command = [
         script("swarm-node"), "seed",
@@ -373,15 +373,15 @@ async def _local_node(round_: Round, home: Path) -> None:
 async def _shown(show: "Show", app: web.Application) -> None:
     """Draw the data of `/v1/operator/status`."""
 
-    async def look() -> Mapping[str, Any]:
+    async def read_status() -> Mapping[str, Any]:
         status: dict[str, Any] = json.loads(await public.aged(app[public.OPERATOR_STATUS]))
         return status
 
-    await show(look)
+    await show(read_status)
 
 
 async def _look_at_alarms(notices: OperatorNotices, app: web.Application) -> None:
-    await notices.look(json.loads(await public.aged(app[public.OPERATOR_STATUS])))
+    await notices.observe(json.loads(await public.aged(app[public.OPERATOR_STATUS])))
 
 
 async def _auditor(round_: Round) -> None:

@@ -39,10 +39,15 @@ from swarm_node.owner.notify import OwnerNotifier
 from swarm_node.owner.page.server import PageSources, serving_page
 from swarm_node.owner.snapshot import ANSWER_TEXT_MAX_CHARS, Agent, AgentSnapshot
 from swarm_node.work.engine_turn import EngineTurn, EngineTurns
-from swarm_node.work.lease_log import Leased
+from swarm_node.work.held_leases import HeldLeases
+from swarm_node.work.lease_log import LeaseLog
+from swarm_node.work.lease_offers import LeaseOffers
+from swarm_node.work.lease_pacing import LeasePacing, NodePace
 from swarm_node.work.progress_reporter import ProgressReporter
 from swarm_node.work.pulse import Pulse
 from swarm_node.work.rejections import FOLDER, Refusals
+from swarm_node.work.rollout_writer import RolloutWriter
+from swarm_node.work.round_engine import RoundEngine
 from swarm_node.work.sender import Outbox, Sender
 from swarm_node.work.worker import Worker
 
@@ -234,7 +239,7 @@ class AgentRound:
         finally:
             if self.error is not None:
                 rounds.record_left(self)
-            self._turn.leave()
+            self._turn.release()
             self.opened.set()
             self.ended.set()
 
@@ -244,8 +249,8 @@ class AgentRound:
             outbox = Outbox(me.folder / "outbox")
             sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Refusals(me.folder / FOLDER))
             notices = Notices(me.coordinator, me.folder)
-            teller = ProgressReporter(me.coordinator, me.key, self.join.round_id)
-            worker = self._worker(me, outbox, sender, teller)
+            reporter = ProgressReporter(me.coordinator, me.key, self.join.round_id)
+            worker = self._open_worker(me, outbox, sender, reporter)
             pulse = Pulse(me, worker)
             self.agent = Agent(me, pulse, worker, engine, sender, outbox, notices, governor, now_ms())
             self.opened.set()
@@ -259,9 +264,9 @@ class AgentRound:
                 if me.mapper is not None:
                     nursery.start_soon(me.mapper.run)
                 nursery.start_soon(pulse.listen)
-                nursery.start_soon(sender.run, worker.take_turns)
-                nursery.start_soon(teller.run, worker.drop)
-                nursery.start_soon(_let_go, governor, worker)
+                nursery.start_soon(sender.run, worker.add_turns)
+                nursery.start_soon(reporter.run, worker.cancel)
+                nursery.start_soon(_return_at_limits, governor, worker)
                 await first_of(worker.finished.wait, governor.leaving.wait)
                 log.info("leaving: %s", _end(governor, 1)[0])
                 await _drain(sender, outbox)
@@ -276,23 +281,30 @@ class AgentRound:
         self.is_registered = True
         rounds.record_joined()
 
-    def _worker(self, me: Member, outbox: Outbox, sender: Sender, teller: ProgressReporter) -> Worker:
-        governor = self._parts.governor
-        return Worker(
+    def _open_worker(self, me: Member, outbox: Outbox, sender: Sender, reporter: ProgressReporter) -> Worker:
+        """Create the worker of this round, and its parts."""
+        governor, pool = self._parts.governor, self._parts.engine
+        groups = self._parts.settings.groups_per_request
+        writer = RolloutWriter(me.key, self.join.round_id, outbox, sender)
+        leases = HeldLeases(me.coordinator, reporter)
+        offers = LeaseOffers(
             coordinator=me.coordinator,
-            policies=me.policies,
-            engine=self._parts.engine,
-            outbox=outbox,
-            leased=Leased(me.folder),
-            sender=sender,
-            teller=teller,
+            leases=leases,
+            lease_log=LeaseLog(me.folder),
             gate=governor,
-            key=me.key,
-            round_id=self.join.round_id,
-            groups_per_request=self._parts.settings.groups_per_request,
+            pacing=LeasePacing(lambda: groups * pool.cards_ready),
+            pace=lambda: NodePace(pool.tokens_per_s, writer.tokens_per_sample),
             price_floor=lambda: governor.limits.price_floor,
-            engine_turn=self._turn,
-            choose=self._choice.engine,
+        )
+        return Worker(
+            policies=me.policies,
+            engine=RoundEngine(pool, self._turn, me.policies, self._choice.engine),
+            leases=leases,
+            offers=offers,
+            writer=writer,
+            sender=sender,
+            reporter=reporter,
+            gate=governor,
         )
 
     def notifier(self) -> OwnerNotifier:
@@ -393,11 +405,11 @@ async def _finishes(governor: Governor) -> None:
         await governor.changes()
 
 
-async def _let_go(governor: Governor, worker: Worker) -> None:
+async def _return_at_limits(governor: Governor, worker: Worker) -> None:
     """Return the running leases whenever a limit takes effect at once."""
     while True:
-        if governor.decision.at_once and worker.open_leases:
-            await worker.let_go()
+        if governor.decision.at_once and worker.leases.open:
+            await worker.return_open()
         await governor.changes()
 
 

@@ -47,6 +47,8 @@ from swarm_node.p2p.serve import ChunkServer
 from swarm_node.reach import listening
 from swarm_node.reach.mapping import PortMapper
 from swarm_node.reach.state import Reachability
+from swarm_node.versions.broadcast_plans import BroadcastPlans
+from swarm_node.versions.fetcher import VersionFetcher
 from swarm_node.versions.follower import PolicyFollower
 from swarm_node.versions.other_rounds import BLOBS, OtherRounds
 from swarm_node.versions.updater import Updater
@@ -146,17 +148,19 @@ async def open_member(settings: MemberSettings, node: NodeHome) -> AsyncIterator
         server = ChunkServer(blobs, arrivals, meter=node.uploads.count)
         if settings.share:
             host.serve(server.handle)
-        policies = PolicyFollower(
-            coordinator=coordinator,
-            origins=origins,
-            updater=Updater(origins, settings.join.round_id, folder / TRUST_FILE),
+        plans = BroadcastPlans(coordinator, origins, host)
+        fetcher = VersionFetcher(
+            folder=folder / POLICIES,
             blobs=blobs,
             arrivals=arrivals,
-            folder=folder / POLICIES,
+            origins=origins,
+            plans=plans,
             host=host,
             rng=Random(secrets.randbits(64)),
             other_rounds=node.other_rounds,
         )
+        updater = Updater(origins, settings.join.round_id, folder / TRUST_FILE)
+        policies = PolicyFollower(origins=origins, updater=updater, plans=plans, fetcher=fetcher)
         advertised = tuple(filter(None, settings.advertise.split(",")))
         reach = Reachability(shares=settings.share, own=advertised or host.addresses)
         _report_listening(host.addresses, node.uploads)

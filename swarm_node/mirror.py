@@ -14,7 +14,8 @@ import trio
 
 from swarm_node.coordinator_api import last_round
 from swarm_node.member import MemberSettings, cancel_on_signal, open_home, open_member
-from swarm_node.versions.follower import PolicyFollower, Traffic
+from swarm_node.versions.fetcher import Traffic
+from swarm_node.versions.follower import PolicyFollower
 from swarm_node.work.pulse import Phase, Pulse
 
 log = logging.getLogger(__name__)
@@ -37,14 +38,14 @@ class Held:
         return asdict(self)
 
 
-async def run(settings: MemberSettings, *, tell: Callable[[Held], None]) -> None:
+async def run(settings: MemberSettings, *, show: Callable[[Held], None]) -> None:
     """Mirror a round until it is finished or a signal comes."""
     async with (
         open_home(settings.home, settings.limits) as node,
         open_member(settings, node) as me,
         trio.open_nursery() as nursery,
     ):
-        mirror = _Mirror(me.policies, tell)
+        mirror = _Mirror(me.policies, show)
         pulse = Pulse(me, mirror)
         nursery.start_soon(cancel_on_signal, node.signals, nursery.cancel_scope)
         await pulse.register()
@@ -64,9 +65,9 @@ class _Mirror:
     phase = Phase.MIRRORING
     tokens_per_s = 0.0
 
-    def __init__(self, policies: PolicyFollower, tell: Callable[[Held], None]) -> None:
+    def __init__(self, policies: PolicyFollower, show: Callable[[Held], None]) -> None:
         self._policies = policies
-        self._tell = tell
+        self._show = show
         self._told = Traffic()
         self.finished = trio.Event()
 
@@ -85,12 +86,12 @@ class _Mirror:
                 folder=str(policy.folder),
                 **self._moved(),
             )
-            self._tell(held)
+            self._show(held)
             await self._policies.newer_than(policy, patience_s=float("inf"))
 
     def _moved(self) -> dict[str, int]:
         """Return the bytes by source since the last call."""
         kinds = ("from_peers", "from_seeder", "from_http")
-        moved = {kind: getattr(self._policies.traffic, kind) - getattr(self._told, kind) for kind in kinds}
-        self._told = Traffic(**{kind: getattr(self._policies.traffic, kind) for kind in kinds})
+        moved = {kind: getattr(self._policies.fetcher.traffic, kind) - getattr(self._told, kind) for kind in kinds}
+        self._told = Traffic(**{kind: getattr(self._policies.fetcher.traffic, kind) for kind in kinds})
         return moved

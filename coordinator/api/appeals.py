@@ -1,19 +1,17 @@
 """Routes for appeals: nodes and owners submit them; the operator's commands list them and rule on them."""
 
-import json
 from typing import Annotated
 
 from aiohttp import web
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
-from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
+from coordinator.api.http import ROUND, body, read_json, reply, reply_json, require_operator
 from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
 from coordinator.transactions import appeals
 from coordinator.transactions.appeals import SAID_MAX_CHARS, Ruled
 from ledger.entry import ReasonCode
 from protocol import limits
-from protocol.errors import MalformedMessage
 
 routes = web.RouteTableDef()
 
@@ -53,7 +51,7 @@ async def shown(request: web.Request) -> web.Response:
     """Return an appeal with its evidence and the amount that granting it would pay."""
     round_ = require_operator(request)
     return reply_json(
-        await round_.database.read(appeals.appeal_report, int(request.match_info["number"]), round_.audits.rules)
+        await round_.database.read(appeals.appeal_report, int(request.match_info["number"]), round_.audits.settings)
     )
 
 
@@ -61,10 +59,7 @@ async def shown(request: web.Request) -> web.Response:
 async def rule(request: web.Request) -> web.Response:
     """Grant or deny an appeal, with a reason code."""
     round_ = require_operator(request)
-    try:
-        wanted = RulingRequest.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
-    except (ValidationError, json.JSONDecodeError) as error:
-        raise MalformedMessage(f"The ruling is not valid: {error}.") from None
+    wanted = await read_json(request, RulingRequest, "ruling")
     done = await round_.database.run(
         appeals.rule,
         wanted.number,
@@ -72,7 +67,7 @@ async def rule(request: web.Request) -> web.Response:
         wanted.reason_code,
         wanted.said,
         given_by=wanted.given_by,
-        rules=round_.audits.rules,
+        rules=round_.audits.settings,
         now_ms=now_ms(),
     )
     return reply_json(done)

@@ -104,7 +104,7 @@ async def model(request: web.Request) -> web.Response:
 
 
 async def _served(round_: Round, name: str, version: int) -> ServedModel:
-    text = await round_.text()
+    text = await round_.policy.text()
     return ServedModel(name, round_.up_since_ms // 1000, version, text.positions or None)
 
 
@@ -250,7 +250,7 @@ async def _withdraw(round_: Round, numbers: Sequence[int]) -> None:
 
 async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: float) -> AskedQueries:
     """Record a request's queries, and wake the nodes that wait for work."""
-    text = await round_.text()
+    text = await round_.policy.text()
     version = await _version(round_, query.model)
     temperature = _own_temperature(query.temperature, round_.config.sampling.temperature)
     every_ms = REPORT_EVERY_MS if query.grows else None

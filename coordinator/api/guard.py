@@ -144,7 +144,7 @@ class Bodies:
         self._coming.setdefault(body.place, {})[body] = None
         self._hold(body, more)
 
-    def let_go(self, body: Body) -> None:
+    def release(self, body: Body) -> None:
         """Release the memory of `body`."""
         self._is_no_longer_coming(body)
         self._hold(body, -body.size)
@@ -159,7 +159,7 @@ class Bodies:
         oldest = next(iter(self._coming[largest]))
         oldest.is_given_up = True
         oldest.patience.reschedule(asyncio.get_running_loop().time())
-        self.let_go(oldest)
+        self.release(oldest)
 
     def _hold(self, body: Body, more: int) -> None:
         body.size += more
@@ -188,7 +188,7 @@ async def held_until_answered(
         return await handler(request)
     finally:
         if HELD in request:
-            request.app[BODIES].let_go(request[HELD])
+            request.app[BODIES].release(request[HELD])
 
 
 def _full() -> Overloaded:

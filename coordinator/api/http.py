@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 from aiohttp import HttpVersion10, HttpVersion11, web
+from pydantic import BaseModel, ValidationError
 
 from coordinator.api.guard import BODIES, BOUNDS
 from coordinator.base.clock import now_ms
@@ -63,6 +64,7 @@ WRITTEN_AT_ONCE_BYTES = limits.MIB
 """Bytes of an upload kept in memory, besides the server's own buffer, before they are written."""
 
 M = TypeVar("M", bound=Message)
+B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -159,6 +161,14 @@ async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) 
     if len(data) > max_bytes:
         raise MessageTooLarge(f"The request has {len(data)} bytes; the limit is {max_bytes} bytes.")
     return data
+
+
+async def read_json(request: web.Request, kind: type[B], name: str) -> B:
+    """Return the JSON body of a request as an object of `kind`; errors call it `name`."""
+    try:
+        return kind.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
+    except ValidationError as error:
+        raise MalformedMessage(f"The {name} is not valid: {error}.") from None
 
 
 async def _gathered(request: web.Request, max_bytes: int) -> bytes:

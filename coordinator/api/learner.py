@@ -58,7 +58,7 @@ async def state(request: web.Request) -> web.Response:
     round_ = require_operator(request)
 
     def read(connection: sa.Connection) -> LearnerState:
-        programs.heard(connection, now_ms())
+        programs.record_learner_request(connection, now_ms())
         version, update = policy_versions.newest_version(connection)
         finished = get_fact(connection, FINISHED)
         asked = fleet.load(connection, round_.config, alive_since_ms=now_ms() - round_.silent_after_ms)
@@ -88,7 +88,7 @@ async def samples(request: web.Request) -> web.Response:
     round_ = require_operator(request)
     asked = request.query.get("count", "")
     count = int(asked) if asked.isdecimal() and len(asked) < 6 else limits.EVALUATION_SAMPLES_MAX
-    text = await round_.text()
+    text = await round_.policy.text()
     return reply(
         await round_.database.read(
             evaluation_samples.of_evaluation,
@@ -163,7 +163,7 @@ async def batch(request: web.Request) -> web.Response:
     """Return a batch to train on; hold the request open until it is full."""
     round_ = require_operator(request)
     deadline = asyncio.get_running_loop().time() + BATCH_WAIT_S
-    await round_.database.run(programs.heard, now_ms(), asks_for=int(request.match_info["number"]))
+    await round_.database.run(programs.record_learner_request, now_ms(), asks_for=int(request.match_info["number"]))
     while True:
         round_.batch_ready.clear()
         training_batch = await round_.database.run(
@@ -187,7 +187,7 @@ async def batch(request: web.Request) -> web.Response:
 async def offered(request: web.Request) -> web.Response:
     """Return the weights that a trainer offers as the next version; hold the request open until there are some."""
     round_ = require_operator(request)
-    await round_.database.run(programs.heard, now_ms())
+    await round_.database.run(programs.record_learner_request, now_ms())
     offer = await round_.offered.next(OFFER_WAIT_S)
     if offer is None:
         return web.Response(status=204)
@@ -211,7 +211,7 @@ async def report(request: web.Request) -> web.Response:
     await round_.database.run(
         batches.report, message, audits=round_.audits, adapts=round_.terms.adapts, now_ms=now_ms()
     )
-    await round_.database.run(programs.heard, now_ms())
+    await round_.database.run(programs.record_learner_request, now_ms())
     return web.Response(status=204)
 
 
@@ -231,7 +231,7 @@ async def progress(request: web.Request) -> web.Response:
     message = LearnerProgress.from_bytes(await body(request))
 
     def remember(connection: sa.Connection) -> Mapping[str, Any]:
-        programs.heard(connection, now_ms())
+        programs.record_learner_request(connection, now_ms())
         before = get_fact(connection, PROGRESS)
         known = {name: value for name, value in message.model_dump().items() if value is not None}
         set_fact(connection, PROGRESS, {**before, **known})
@@ -264,5 +264,5 @@ async def finish_round(round_: Round) -> bool:
         return True
 
     is_first = await round_.database.run(end)
-    await round_.refresh()
+    await round_.news.refresh()
     return is_first

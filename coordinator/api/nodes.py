@@ -67,12 +67,6 @@ routes = web.RouteTableDef()
 HOLD_S = 2.0
 """Longest wait of a node that is ahead: it learns of the next version at once, without polling."""
 
-NEWS_HOLD_S = 20.0
-"""Longest time a request for a newer version is held open; below the time-outs of clients and proxies."""
-
-QUESTIONS_PER_NODE = 2
-"""Requests held at once: one, and one whose connection was lost unnoticed. A third is answered at once."""
-
 
 @routes.post("/v1/nodes")
 async def register(request: web.Request) -> web.Response:
@@ -88,7 +82,7 @@ async def register(request: web.Request) -> web.Response:
 async def heartbeat(request: web.Request) -> web.Response:
     """Record a node's activity and model version."""
     round_ = request.app[ROUND]
-    await act(request, Heartbeat, _beat, evidence=await round_.blame_evidence())
+    await act(request, Heartbeat, _beat, evidence=await round_.policy.blame_evidence())
     return reply(_hint(request))
 
 
@@ -97,14 +91,7 @@ async def newer_version(request: web.Request) -> web.Response:
     """Answer when there is a newer version than the node knows, so that it fetches it at once."""
     round_ = request.app[ROUND]
     node, known = await act(request, VersionRequest, _heard_of)
-    round_.questions[node] += 1
-    try:
-        if round_.questions[node] <= QUESTIONS_PER_NODE:
-            await round_.version_after(known, patience_s=NEWS_HOLD_S)
-    finally:
-        round_.questions[node] -= 1
-        if not round_.questions[node]:
-            del round_.questions[node]
+    await round_.news.wait_for_newer(node, known)
     return reply(_hint(request))
 
 
@@ -112,7 +99,7 @@ async def newer_version(request: web.Request) -> web.Response:
 async def lease(request: web.Request) -> web.Response:
     """Offer leases; if only a newer version or a query can bring some, hold the answer until there is one."""
     round_, said = request.app[ROUND], await read_signed_request(request, LeaseRequest)
-    draw, version = await round_.draw(), round_.news.version
+    draw, version = await round_.policy.draw(), round_.news.version
     offer = partial(commit, request, said, offers.offer, terms=round_.terms, draw=draw, place=_place(request))
     calls, offered = round_.idle_nodes.calls, await offer()
     while offered.reason == "ahead" and round_.idle_nodes.calls > calls:  # a query came during the offer
@@ -186,7 +173,7 @@ async def _next_turns(
     claims = {claim_id: lease_id for claim_id, lease_id in claims.items() if lease_id in taken}
     if not claims or round_.news.finished:
         return ()
-    draw, lease_ids = await round_.draw(), list(claims.values())
+    draw, lease_ids = await round_.policy.draw(), list(claims.values())
 
     def offer(connection: sa.Connection) -> tuple[Lease, ...]:
         return offers.offer_turns(connection, said.node, lease_ids, terms=round_.terms, draw=draw, now_ms=now_ms())
@@ -298,14 +285,14 @@ def _plan(
     if round_.plans.is_stale(version, now_ms):
         live = registry.live_nodes(connection, silent_after_ms=round_.silent_after_ms, now_ms=now_ms)
         live.setdefault(node, "")
-        source = round_.seeder.peer_id if round_.seeder else ""
+        source = round_.plans.seeder.peer_id if round_.plans.seeder else ""
         known = links.measured(connection, rates=not round_.plans.has(version))
-        source_up, nodes = links.node_links(live, known, source=source, source_best=round_.seeder_up)
+        source_up, nodes = links.node_links(live, known, source=source, source_best=round_.plans.seeder_up)
         also = registry.further_addresses(connection, silent_after_ms=round_.silent_after_ms, now_ms=now_ms)
         feeding = None if round_.plans.has(version) else round_.plans.choose(connection, live)
         round_.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled, feeding=feeding)
     round_.plans.fit_in(node)
-    return round_.plans.part(node, round_.seeder)
+    return round_.plans.part(node)
 
 
 def _place(request: web.Request) -> str:

@@ -1,15 +1,14 @@
 """Routes for the operator's commands, with the operator's token: nodes, versions, and `plan --live`."""
 
-import json
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from aiohttp import web
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from coordinator.api.http import body, reply_json, require_operator
+from coordinator.api.http import read_json, reply_json, require_operator
 from coordinator.api.learner import finish_round
 from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
@@ -19,8 +18,7 @@ from coordinator.service.publication import Replacement
 from coordinator.service.round import Round
 from coordinator.transactions import api_keys, batches, fleet, retractions
 from coordinator.transactions.orders import REASON_MAX_CHARS, Action
-from protocol import limits
-from protocol.errors import MalformedMessage, OutOfOrder
+from protocol.errors import OutOfOrder
 
 routes = web.RouteTableDef()
 
@@ -79,10 +77,7 @@ def _alive_since_ms(round_: Round) -> int:
 async def order(request: web.Request) -> web.Response:
     """Pause or resume a node, or ban or unban its owner, with a reason."""
     round_ = require_operator(request)
-    try:
-        wanted = Order.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
-    except (ValidationError, json.JSONDecodeError) as error:
-        raise MalformedMessage(f"The order is not valid: {error}.") from None
+    wanted = await read_json(request, Order, "order")
     done: dict[str, Any] = await round_.database.run(
         moderation.order,
         wanted.action,
@@ -99,10 +94,7 @@ async def order(request: web.Request) -> web.Response:
 async def replace_version(request: web.Request) -> web.Response:
     """Publish an older version's weights, or staged ones, as the next version."""
     round_ = require_operator(request)
-    try:
-        wanted = Replacement.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
-    except (ValidationError, json.JSONDecodeError) as error:
-        raise MalformedMessage(f"The order is not valid: {error}.") from None
+    wanted = await read_json(request, Replacement, "order")
     return reply_json(await round_.publication.replace(wanted))
 
 
@@ -116,10 +108,7 @@ class BatchHold(Section):
 async def hold(request: web.Request) -> web.Response:
     """Form no batch for some seconds, for a retraction; return the newest batch."""
     round_ = require_operator(request)
-    try:
-        wanted = BatchHold.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
-    except (ValidationError, json.JSONDecodeError) as error:
-        raise MalformedMessage(f"The hold is not valid: {error}.") from None
+    wanted = await read_json(request, BatchHold, "hold")
     return reply_json({"batch": await round_.database.run(batches.hold, wanted.for_s, now_ms())})
 
 

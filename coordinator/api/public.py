@@ -25,7 +25,7 @@ from coordinator.transactions import evaluations, policy_versions, standings, su
 from ledger import store
 from protocol.errors import NotFound, UnknownChunk
 from protocol.ids import ChunkId
-from protocol.policy.origin import chunk_path, may_change
+from protocol.policy.origin import OriginList, chunk_path, may_change
 
 routes = web.RouteTableDef()
 
@@ -86,7 +86,7 @@ def share(app: web.Application) -> None:
         lambda conn, _since_ms, _now_ms: {
             "ledger_size": store.size(conn),
             "nodes": summary.leaderboard(conn, OTHERS_MAX),
-            "owners": standings.list_standings(conn, round_.audits.rules),
+            "owners": standings.list_standings(conn, round_.audits.settings),
         },
     )
     settings = round_.public_settings()
@@ -158,7 +158,7 @@ async def rates(request: web.Request) -> web.Response:
 @routes.get("/v1/origins")
 async def origins(request: web.Request) -> web.Response:
     """Return the list of plain servers that have copies of the public files."""
-    return reply(request.app[ROUND].origins)
+    return reply(OriginList(urls=request.app[ROUND].config.publish.origins))
 
 
 @routes.get("/v1/metadata/{name}")

@@ -184,7 +184,7 @@ class Watch:
 
     def _read_board(self, connection: sa.Connection, moment_ms: int) -> BoardFigures:
         self._fold.read(connection)
-        levels = standings.levels(connection, self._round.audits.rules)
+        levels = standings.levels(connection, self._round.audits.settings)
         nodes = by_node(connection, self._fold, levels, silent_after_ms=self._round.silent_after_ms, now_ms=moment_ms)
         return BoardFigures(
             status=self._status(connection, moment_ms),
@@ -215,7 +215,7 @@ class Watch:
         """Return the samples of evaluations, as many as the round publishes, newest evaluation first."""
         if not self._round.news.version:
             return []
-        text = await self._round.text()
+        text = await self._round.policy.text()
         return await self._round.database.read(self._archive.read, text.decode)
 
     def _read_training(self, connection: sa.Connection, moment_ms: int) -> Training:

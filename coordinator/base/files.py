@@ -205,6 +205,17 @@ class ArrivingFile:
         self._temporary.unlink(missing_ok=True)
 
 
+def link_or_copy(path: Path, target: Path) -> None:
+    """Link a file to `target`, or copy it, synced, where hard links are not supported."""
+    try:
+        os.link(path, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, target)
+        sync(target)
+
+
 def sync(path: Path) -> None:
     """Make a file's bytes durable, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)

@@ -76,14 +76,11 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one appeal: its reason, the audit's finding, and the payment if it is granted."""
-    from coordinator.service.opening import audit_rules
     from coordinator.transactions import appeals
 
     config = load(config_file, settings)
     answer = ask(config, "GET", f"/v1/operator/appeals/{number}")
-    row = answer or run_in_store(
-        config, lambda connection: appeals.appeal_report(connection, number, audit_rules(config))
-    )
+    row = answer or run_in_store(config, lambda connection: appeals.appeal_report(connection, number, config.audit))
     if as_json:
         typer.echo(json.dumps(row))
     else:

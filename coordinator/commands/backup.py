@@ -216,7 +216,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("")
 
-        def tell(what: str, done: int, total: int) -> None:
+        def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        yield tell
+        yield show

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -68,15 +67,22 @@ def run(
     from coordinator.base.clock import now_ms
     from coordinator.reports import overview
     from coordinator.transactions import evaluations, policy_versions
-    from coordinator.transactions.evaluations import EvaluationTerms
 
     config = load(config_file, settings)
     size = _size(config, split)
-    terms = EvaluationTerms.from_config(config)
-    terms = replace(terms, problems=problems or terms.problems, samples=samples or terms.samples)
+    chosen = {"problems": problems or config.eval.problems, "samples": samples or config.eval.samples}
+    evaluation_settings = config.eval.model_copy(update=chosen)
     with closing(opened_store(config)) as database:
         newest, _ = database.run_now(policy_versions.newest_version)
-        number = database.run_now(evaluations.start_evaluation, version or newest, split, size, terms, now_ms=now_ms())
+        number = database.run_now(
+            evaluations.start_evaluation,
+            version or newest,
+            split,
+            size,
+            evaluation_settings,
+            seed=config.round.seed,
+            now_ms=now_ms(),
+        )
         evaluation = _await(database, number, config.eval.patience_s) if wait else _one(database, number)
     typer.echo(json.dumps(evaluation, indent=2) if as_json else overview.evaluation(evaluation))
     if wait and evaluation["state"] != "done":

@@ -6,19 +6,24 @@
 - The resolved configuration is stored with the round, so that a restart uses the same settings.
 """
 
+from coordinator.config.audit import AuditSection
 from coordinator.config.learner import AlgorithmName, CorrectionSection, ObjectiveSection
 from coordinator.config.money import PayoutsSection
+from coordinator.config.notify import NotifySection
 from coordinator.config.reading import load, parse
 from coordinator.config.round import ModelSection
-from coordinator.config.task import DataSection
+from coordinator.config.task import DataSection, EvalSection
 from coordinator.config.whole import Config
 
 __all__ = [
     "AlgorithmName",
+    "AuditSection",
     "Config",
     "CorrectionSection",
     "DataSection",
+    "EvalSection",
     "ModelSection",
+    "NotifySection",
     "ObjectiveSection",
     "PayoutsSection",
     "fixed",

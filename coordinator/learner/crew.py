@@ -95,7 +95,7 @@ class Crew:
 
     def continue_from(self, folder: Path) -> None:
         """Continue from the weights of a published version."""
-        self._together("take", folder)
+        self._together("continue_from", folder)
 
     def restore(self, checkpoint_folder: Path) -> None:
         """Continue from a checkpoint: its update, weights and optimizer."""
@@ -159,7 +159,7 @@ class Crew:
         root = job()
         return lambda: root
 
-    def _take(self, folder: Path) -> None:
+    def _continue_from(self, folder: Path) -> None:
         self.policy.continue_from(folder)
 
     def _restore(self, checkpoint_folder: Path) -> None:
@@ -222,7 +222,7 @@ class Crew:
         "train": _train,
         "save": _save,
         "root": _root,
-        "take": _take,
+        "continue_from": _continue_from,
         "restore": _restore,
         "publish": _publish,
         "warm_start": _warm_start,

@@ -112,11 +112,11 @@ class Learner:
         """The newest version and the size of the ledger, as last read."""
         if crew.resumed:
             self._seen = (crew.resumed["version"], crew.resumed["ledger_size"])
-            self._stand()
+            self._read_state()
             log.info("resumed update=%d", self._policy.update)
         self._tracker = open_tracker(
             config,
-            run_id=self._stand().round_id[:16],
+            run_id=self._read_state().round_id[:16],
             update=self._policy.update,
             read_samples=client.evaluation_samples,
         )
@@ -146,8 +146,8 @@ class Learner:
         """Wait for the last evaluations, and finish the round."""
         self._progress("evaluating", 1.0, "")
         after = self._crew.accuracy()
-        scores = _told(self._crew.evaluate())
-        while (state := self._stand()).evaluating:  # bounded by eval.patience_s
+        scores = _scores_text(self._crew.evaluate())
+        while (state := self._read_state()).evaluating:  # bounded by eval.patience_s
             time.sleep(EVALUATION_LOOK_S)
         self._tracker.measured(state.evaluated)
         self._progress("finished", 1.0, f"{self._last} updates{scores}", accuracy_after=after)
@@ -196,7 +196,7 @@ class Learner:
         busy_s = asked - self._began - (self._client.away_s - self._away_s) if self._began else 0.0
         batch = self._client.batch(number, self._check)
         self._began, self._away_s = time.monotonic(), self._client.away_s
-        self._look()
+        self._refresh()
         if self._policy.update != number - 1:
             return
         step = self._crew.train(batch.groups)
@@ -223,9 +223,9 @@ class Learner:
         log.info("update=%d/%d %s", number, self._last, _log_line(metrics, times))
         self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward/mean']:.2f}")
 
-    def _look(self) -> LearnerState:
+    def _refresh(self) -> LearnerState:
         """Return the state of the round; first load the version by which the operator replaced the policy, if any."""
-        state = self._stand()
+        state = self._read_state()
         self._version = state.newest_version
         if state.replacement > self._taken:
             before = self._policy.update
@@ -255,19 +255,19 @@ class Learner:
         if self._config.model.path == start.EMBEDDED:
             self._crew.warm_start(self._warm)
         scores = self._crew.evaluate()
-        log.info("begins%s", _told(scores))
-        self._progress("learning", 0.0, f"update 0{_told(scores)}", accuracy_before=self._crew.accuracy())
+        log.info("begins%s", _scores_text(scores))
+        self._progress("learning", 0.0, f"update 0{_scores_text(scores)}", accuracy_before=self._crew.accuracy())
 
     def _is_due(self) -> bool:
         """Return True if a version must be published now; the coordinator measures and sets the interval."""
-        state = self._look()
+        state = self._refresh()
         newest = max(state.newest_update, self._sent)
         return self._policy.update >= min(newest + state.publish_every, self._last)
 
     def _release(self) -> None:
         """Start saving and publishing the policy in parallel with the next step, unless this version exists."""
         self._outgoing.finish()
-        state = self._stand()
+        state = self._read_state()
         self._tracker.measured(state.evaluated)
         self._version = state.newest_version
         with self._outgoing.standing_still():
@@ -307,7 +307,7 @@ class Learner:
 
         return write, send
 
-    def _stand(self) -> LearnerState:
+    def _read_state(self) -> LearnerState:
         """Return the state of the round; refuse one that is behind the state seen before."""
         state = self._client.state()
         follows(state, *self._seen)
@@ -347,7 +347,7 @@ def mismatched(distances: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(claim for claim, nats in distances.items() if nats >= MISMATCH_NATS)
 
 
-def _told(scores: Mapping[str, float]) -> str:
+def _scores_text(scores: Mapping[str, float]) -> str:
     """Return the scores of an evaluation as the rest of a log line."""
     return "".join(f", {name.rpartition('/')[2]} {value:.3f}" for name, value in scores.items())
 

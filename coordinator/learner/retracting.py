@@ -12,7 +12,6 @@
 """
 
 import json
-import os
 import shutil
 import time
 from contextlib import suppress
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from coordinator.base.files import sync, write_durably
+from coordinator.base.files import link_or_copy, sync, write_durably
 from coordinator.config import Config
 from coordinator.learner import checkpoint
 from coordinator.learner.crew import Crew
@@ -182,18 +181,8 @@ def _second_name(source: Path, folder: Path) -> None:
     draft.mkdir()
     try:
         for file in sorted(source.iterdir()):
-            _link(file, draft / file.name)
+            link_or_copy(file, draft / file.name)
     except FileNotFoundError as error:
         raise NotFound(f"The checkpoint {source} was just removed.", hint="Repeat the command.") from error
     draft.rename(target)
     sync(folder)
-
-
-def _link(file: Path, target: Path) -> None:
-    try:
-        os.link(file, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without hard links
-        shutil.copyfile(file, target)
-        sync(target)

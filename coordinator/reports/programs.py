@@ -57,7 +57,7 @@ def fares(connection: sa.Connection, name: str, life: Mapping[str, Any], now_ms:
     set_fact(connection, CHILDREN, {**children, name: {**life, "since_ms": now_ms, "ended_ms": ended_ms}})
 
 
-def heard(connection: sa.Connection, now_ms: int, *, asks_for: int = 0) -> None:
+def record_learner_request(connection: sa.Connection, now_ms: int, *, asks_for: int = 0) -> None:
     """Record a request of the learner; `asks_for` is the batch that it requested, perhaps repeatedly."""
     before = get_fact(connection, LEARNER)
     learner = {**before, "heard_ms": now_ms}

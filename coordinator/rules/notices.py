@@ -1,6 +1,6 @@
 """Messages about alarms and incidents: which are due, and when each is sent again. Pure: the store has the book.
 
-1. An alarm that stands for `hold_ms` causes one message, and one more when it has been over for `hold_ms`. The figures
+1. An alarm that stands for `hold_s` causes one message, and one more when it has been over for `hold_s`. The figures
    in its text change meanwhile, which causes none.
 2. Incidents are collected: one message an hour at most. The same incident of the same node counts once a day.
 3. A message waits in the book until each channel has accepted it. A channel that fails is tried again after growing
@@ -9,10 +9,11 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from coordinator.config import NotifySection
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
@@ -78,25 +79,16 @@ class NoticeBook(_Stored):
     outbox: tuple[Notice, ...] = ()
 
 
-@dataclass(frozen=True)
-class NoticeRules:
-    """The operator's choice."""
-
-    channels: tuple[str, ...]
-    level: str
-    hold_ms: int
-
-
 def observe(
     book: NoticeBook,
     alarms: Sequence[Mapping[str, str]],
     incidents: Iterable[tuple[str, str]],
-    rules: NoticeRules,
+    settings: NotifySection,
     now_ms: int,
 ) -> NoticeBook:
     """Return the book after a look at the round: `incidents` are pairs of a name that repeats and a text."""
-    writer = _Writer(book, rules, now_ms)
-    named = {each["code"]: each for each in alarms if LEVELS.index(each["severity"]) >= LEVELS.index(rules.level)}
+    writer = _Writer(book, settings, now_ms)
+    named = {each["code"]: each for each in alarms if LEVELS.index(each["severity"]) >= LEVELS.index(settings.level)}
     standing = {}
     for code in [*book.standing, *(code for code in named if code not in book.standing)]:
         if alarm := writer.follow(code, book.standing.get(code), named.get(code)):
@@ -126,8 +118,8 @@ def due(book: NoticeBook, now_ms: int) -> list[tuple[Notice, str]]:
 class _Writer:
     """Writes the messages of one look."""
 
-    def __init__(self, book: NoticeBook, rules: NoticeRules, now_ms: int) -> None:
-        self._book, self._rules, self._now_ms = book, rules, now_ms
+    def __init__(self, book: NoticeBook, settings: NotifySection, now_ms: int) -> None:
+        self._book, self._settings, self._now_ms = book, settings, now_ms
         self._number, self._outbox = book.number, list(book.outbox)
 
     def follow(self, code: str, before: StandingAlarm | None, named: Mapping[str, str] | None) -> StandingAlarm | None:
@@ -137,7 +129,7 @@ class _Writer:
         alarm = StandingAlarm(severity=named["severity"], text=named["text"], since_ms=self._now_ms)
         if before:
             alarm = before.model_copy(update={"text": named["text"], "gone_ms": 0})
-        if alarm.notice or self._now_ms - alarm.since_ms < self._rules.hold_ms:
+        if alarm.notice or self._now_ms - alarm.since_ms < 1000 * self._settings.hold_s:
             return alarm
         notice = self._write("begins", code, alarm.severity, alarm.text, alarm.since_ms)
         return alarm.model_copy(update={"notice": notice})
@@ -146,7 +138,7 @@ class _Writer:
         if not before.notice:
             return None
         alarm = before if before.gone_ms else before.model_copy(update={"gone_ms": self._now_ms})
-        if self._now_ms - alarm.gone_ms < self._rules.hold_ms:
+        if self._now_ms - alarm.gone_ms < 1000 * self._settings.hold_s:
             return alarm
         self._write("ends", code, alarm.severity, alarm.text, alarm.since_ms)
         return None
@@ -181,7 +173,7 @@ class _Writer:
         self._number += 1
         notice = Notice(
             id=f"{self._number}", state=state, code=code, severity=severity, text=text, since_ms=since_ms,
-            at_ms=self._now_ms, waiting=dict.fromkeys(self._rules.channels, (0, 0)),
+            at_ms=self._now_ms, waiting=dict.fromkeys(self._settings.channels, (0, 0)),
         )  # fmt: skip
         self._outbox.append(notice)
         return notice.id

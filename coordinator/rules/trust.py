@@ -32,6 +32,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from coordinator.config import AuditSection
 from ledger.drawing import ALL_PPM
 
 Level = Literal["new", "known", "trusted", "held", "banned"]
@@ -43,17 +44,6 @@ FAULTS_TO_BAN = 2
 
 LEAD = 4
 """The most accepted groups that count, per validated group."""
-
-
-@dataclass(frozen=True)
-class TrustRules:
-    """The operator's settings of trust."""
-
-    first_groups: int = 10
-    floor: float = 0.05
-    trusted_groups: int = 1000
-    trusted_floor: float = 0.02
-    escrow_factor: float = 1.25
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,7 @@ class OwnerStanding:
     """Hard faults that have not expired."""
 
 
-def level(standing: OwnerStanding, rules: TrustRules) -> Level:
+def level(standing: OwnerStanding, rules: AuditSection) -> Level:
     if standing.hard >= FAULTS_TO_BAN:
         return "banned"
     if standing.groups < rules.first_groups:
@@ -78,7 +68,7 @@ def level(standing: OwnerStanding, rules: TrustRules) -> Level:
 
 
 def rate_ppm(
-    standing: OwnerStanding, rules: TrustRules, *, worth_micros: int = 0, held_micros: int = 0, ease: float = 0.0
+    standing: OwnerStanding, rules: AuditSection, *, worth_micros: int = 0, held_micros: int = 0, ease: float = 0.0
 ) -> int:
     """Return the audit rate, per million, of a claim worth `worth_micros` while the escrow holds `held_micros`."""
     rate = _rate(standing, rules)
@@ -90,7 +80,7 @@ def rate_ppm(
     return math.ceil(ALL_PPM * rate)
 
 
-def _rate(standing: OwnerStanding, rules: TrustRules) -> float:
+def _rate(standing: OwnerStanding, rules: AuditSection) -> float:
     """Return the share that is audited whatever the escrow holds."""
     if level(standing, rules) in ("new", "held", "banned"):
         return 1.0
@@ -99,7 +89,7 @@ def _rate(standing: OwnerStanding, rules: TrustRules) -> float:
     return min(1.0, max(floor, rules.first_groups / max(1, counted)))
 
 
-def window(standing: OwnerStanding, rules: TrustRules, *, drawn_ppm: int = ALL_PPM) -> int:
+def window(standing: OwnerStanding, rules: AuditSection, *, drawn_ppm: int = ALL_PPM) -> int:
     """Return how many unaudited groups stay unpaid, if some were drawn at `drawn_ppm`, which may be lower than usual.
 
     It is 0 where nothing is ever audited, since no fault could be found.
@@ -108,7 +98,7 @@ def window(standing: OwnerStanding, rules: TrustRules, *, drawn_ppm: int = ALL_P
     return math.ceil(rules.escrow_factor * (ALL_PPM - rate) / rate) if rate else 0
 
 
-def validated(standing: OwnerStanding, rules: TrustRules, groups: int = 1) -> OwnerStanding:
+def validated(standing: OwnerStanding, rules: AuditSection, groups: int = 1) -> OwnerStanding:
     """Return the standing after `groups` more groups were found right, or their window was."""
     count = standing.groups + groups
     return replace(standing, groups=count, hard=0 if count >= rules.trusted_groups else standing.hard)
@@ -121,7 +111,7 @@ def lifted(standing: OwnerStanding, before: OwnerStanding, *, counts: bool) -> O
 
 
 def after_verdict(
-    standing: OwnerStanding, finding: Finding, rules: TrustRules, groups: int = 1, *, again: bool = False
+    standing: OwnerStanding, finding: Finding, rules: AuditSection, groups: int = 1, *, again: bool = False
 ) -> OwnerStanding:
     """Return the standing after a verdict on a claim for `groups` groups; `again` if the same group has a fault."""
     match finding:

@@ -300,13 +300,13 @@ def _many(rule: str, measured: ReplayMeasurement, values: Floats, limit: Limit) 
     """
     outside = measured.sums((values > limit.tolerance).astype(float))
     of, most = len(outside), int(measured.sums(np.ones_like(values)).max())
-    looks = [1 << power for power in range(most.bit_length())]
+    counts = [1 << power for power in range(most.bit_length())]
 
-    def look(least: int) -> tuple[float, int, int, float]:
+    def chance_of(least: int) -> tuple[float, int, int, float]:
         out, rate = int((outside >= least).sum()), min(1.0, limit.rate * len(values) / (of * least))
-        return len(looks) * tail(out, of, rate), least, out, rate
+        return len(counts) * tail(out, of, rate), least, out, rate
 
-    chance, least, out, rate = min(map(look, looks))
+    chance, least, out, rate = min(map(chance_of, counts))
     if chance >= SOFT_CHANCE:
         return None
     times = f", {least} times or oftener" if least > 1 else ""

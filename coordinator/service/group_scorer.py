@@ -46,7 +46,13 @@ PAUSE_S = 5.0
 """Pause between tries while no group can be judged."""
 
 
-class Here(Protocol):
+class PolicyText(Protocol):
+    """Source of the policy's tokenizer and bounds."""
+
+    async def text(self) -> TaskText: ...
+
+
+class ScoredRound(Protocol):
     """The part of a round that the scorer uses."""
 
     database: Database
@@ -56,7 +62,8 @@ class Here(Protocol):
     batch_ready: asyncio.Event
     turn_watch: TurnWatch
 
-    async def text(self) -> TaskText: ...
+    @property
+    def policy(self) -> PolicyText: ...
 
 
 class GroupScorer:
@@ -64,7 +71,7 @@ class GroupScorer:
 
     def __init__(
         self,
-        round_: Here,
+        round_: ScoredRound,
         spec: TaskProcessSpec,
         problem: Callable[[PromptRef], Problem],
         now_ms: Callable[[], int],
@@ -177,7 +184,7 @@ class GroupScorer:
                 request.settle(leases)
 
     async def _judge(self, waiting: Unscored) -> list[Reward]:
-        text = await self._round.text()
+        text = await self._round.policy.text()
         said = [text.judged_text(tokens) for tokens in waiting.completions]
         job = Job(self._problem(waiting.source), said, waiting.completions)
         rewards = await self._tried(lambda: self._pool.judge(job), waiting.group_no)
@@ -185,7 +192,7 @@ class GroupScorer:
 
     async def _play(self, waiting: Unscored) -> tuple[list[Prefix], list[Reward | None]]:
         """Return what the environment answers to the last turns of a group, and the rewards of ended episodes."""
-        text = await self._round.text()
+        text = await self._round.policy.text()
         play = GroupPlay(waiting, self._problem(waiting.source), text, self._episodes)
         answers = await self._tried(lambda: self._pool.play(play.asked()), waiting.group_no)
         play.record(answers)

@@ -25,9 +25,9 @@ import aiohttp
 import sqlalchemy as sa
 
 from coordinator.base.clock import now_ms
-from coordinator.config import Config
+from coordinator.config import Config, NotifySection
 from coordinator.rules import notices
-from coordinator.rules.notices import Notice, NoticeBook, NoticeRules
+from coordinator.rules.notices import Notice, NoticeBook
 from coordinator.service import opening
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.state import Database
@@ -57,17 +57,16 @@ class OperatorNotices:
 
     def __init__(self, config: Config, round_id: str, database: Database) -> None:
         self._config, self._round_id, self._database = config, round_id, database
-        settings = config.notify
-        self._rules = NoticeRules(settings.channels, settings.level, int(1000 * settings.hold_s))
-        self._key = opening.open_notify_key(config.round.directory) if settings.webhook else b""
+        self._settings = config.notify
+        self._key = opening.open_notify_key(config.round.directory) if config.notify.webhook else b""
 
     @property
     def are_wanted(self) -> bool:
-        return bool(self._rules.channels)
+        return bool(self._settings.channels)
 
-    async def look(self, status: Mapping[str, Any]) -> None:
+    async def observe(self, status: Mapping[str, Any]) -> None:
         """Record the messages that are due by the operator's status."""
-        await self._database.run(_observe, status["alarms"], _events(status), self._rules, now_ms())
+        await self._database.run(_observe, status["alarms"], _events(status), self._settings, now_ms())
 
     async def waiting(self) -> tuple[Notice, ...]:
         """Return the messages that no channel, or not every channel, has accepted."""
@@ -77,11 +76,11 @@ class OperatorNotices:
         """Try to send every message that is due, once."""
         book = await self._database.read(_read)
         for notice, channel in notices.due(book, now_ms()):
-            accepted = channel not in self._rules.channels or await self._try(notice, channel)
+            accepted = channel not in self._settings.channels or await self._try(notice, channel)
             await self._database.run(_record, notice.id, channel, now_ms(), accepted=accepted)
 
     async def _try(self, notice: Notice, channel: str) -> bool:
-        settings = self._config.notify
+        settings = self._settings
         place = urlsplit(settings.webhook).hostname if channel == "webhook" else settings.smtp
         try:
             if channel == "webhook":
@@ -125,7 +124,7 @@ class OperatorNotices:
         }
 
     def _mail(self, notice: Notice) -> EmailMessage:
-        settings, place = self._config.notify, self._config.round
+        settings, place = self._settings, self._config.round
         title = one_line(place.title) or f"round {self._round_id[:12]}"
         since = datetime.fromtimestamp(notice.since_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         mail = EmailMessage()
@@ -183,11 +182,11 @@ def _observe(
     connection: sa.Connection,
     alarms: list[Mapping[str, str]],
     events: list[tuple[str, str]],
-    rules: NoticeRules,
+    settings: NotifySection,
     moment_ms: int,
 ) -> None:
     before = _read(connection)
-    after = notices.observe(before, alarms, events, rules, moment_ms)
+    after = notices.observe(before, alarms, events, settings, moment_ms)
     if after != before:
         set_fact(connection, BOOK, after.model_dump(mode="json"))
 

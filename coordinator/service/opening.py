@@ -38,7 +38,6 @@ from coordinator.base.files import (
 from coordinator.config import Config, fixed
 from coordinator.learner import start
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
-from coordinator.rules.trust import TrustRules
 from coordinator.store.facts import ROUND_ID, Fact, get_fact, set_fact
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.importing import copy_digest, needs_data
@@ -238,28 +237,11 @@ def open_notify_key(folder: Path) -> bytes:
     return path.read_text().strip().encode()
 
 
-def audit_rules(config: Config) -> TrustRules:
-    """Return the rules of audits from the operator's settings."""
-    return TrustRules(
-        first_groups=config.audit.first_groups,
-        floor=config.audit.floor,
-        trusted_groups=config.audit.trusted_groups,
-        trusted_floor=config.audit.trusted_floor,
-        escrow_factor=config.audit.escrow_factor,
-    )
-
-
 def audit_terms(config: Config, folder: Path) -> AuditTerms:
     """Return the terms of audits; create their master key with the round."""
     path = folder / "keys" / "audit.key"
     _make_secret(path)
-    return AuditTerms(
-        master=bytes.fromhex(path.read_text()),
-        rules=audit_rules(config),
-        epoch_groups=config.audit.epoch_groups,
-        timeout_ms=int(1000 * config.audit.timeout_s),
-        backlog_max=config.audit.backlog_max,
-    )
+    return AuditTerms(bytes.fromhex(path.read_text()), config.audit)
 
 
 def _make_secret(path: Path) -> None:

@@ -34,6 +34,10 @@ class Plans:
     """The fetch plan of one version at a time."""
 
     def __init__(self) -> None:
+        self.seeder: Peer | None = None
+        """None until it has started."""
+        self.seeder_up = 0.0
+        """Bytes that the seeder sent in its best recent second."""
         self._version = 0
         self._topology: Topology | None = None
         self._addresses: dict[NodeId, str] = {}
@@ -105,7 +109,7 @@ class Plans:
         newcomers = [node for node in nodes if node.name not in plan.parents]
         topology.join(plan, newcomers, is_proven=self.feeders.is_proven)
 
-    def part(self, node: NodeId, seeder: Peer | None) -> FetchPlan:
+    def part(self, node: NodeId) -> FetchPlan:
         """Return the part of a node: its upstreams by stripe, and the nodes that it calls and tries to dial."""
         plan = self._topology
         if plan is None or node not in plan.parents:
@@ -116,8 +120,8 @@ class Plans:
         peers = []
         for name, stripes in plan.upstreams(node).items():
             if name == SOURCE:
-                if seeder is not None:
-                    peers.append(seeder.model_copy(update={"stripes": tuple(stripes)}))
+                if self.seeder is not None:
+                    peers.append(self.seeder.model_copy(update={"stripes": tuple(stripes)}))
             elif name in self._addresses:
                 known = self._at_address(name) if name in plan.dialable else None
                 peer = known or Peer(peer_id=name, address="", kind="peer")

@@ -41,7 +41,6 @@ from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
 from coordinator.store.state import Database
 from coordinator.transactions import batches as batch_table
 from coordinator.transactions import broadcasts, commitments, evaluations, orders, policy_versions, retractions
-from coordinator.transactions.evaluations import EvaluationTerms
 from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.retractions import RetractionResult
 from protocol import limits
@@ -111,7 +110,6 @@ class VersionPublication:
         """Wakes the requests that wait for a new version."""
         self._kept = policy_versions.Keeping.by(config.publish)
         self._silent_after_ms = config.leases.silent_after_ms
-        self._evaluation_terms = EvaluationTerms.from_config(config)
         self._lock = asyncio.Lock()
         """Held while signing: each number is given to one version only."""
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -213,7 +211,7 @@ class VersionPublication:
         digest = chunks.digest(manifest.to_bytes())
         broadcasts.start_broadcast(connection, manifest, digest, silent_after_ms=self._silent_after_ms, now_ms=now_ms)
         entered(connection, manifest.version, now_ms)
-        evaluations.start_due_evaluations(connection, manifest.version, self._splits(), self._evaluation_terms, now_ms)
+        evaluations.start_due_evaluations(connection, manifest.version, self._splits(), self._config, now_ms)
 
     def _stage(self, wanted: Replacement, stage: Path, newest: int) -> None:
         """Put the ordered files into `stage` and check that they are complete and sound; raise an error otherwise."""

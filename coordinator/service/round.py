@@ -7,17 +7,13 @@
 
 import asyncio
 import logging
-import secrets
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-
-import sqlalchemy as sa
 
 from coordinator.base.clock import now_ms
 from coordinator.config import Config, fixed
@@ -30,53 +26,30 @@ from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
 from coordinator.service.idle_nodes import IdleNodes
+from coordinator.service.newest_policy import NewestPolicy
+from coordinator.service.news import LED_AS, RoundNews
 from coordinator.service.offered_versions import OfferedVersions
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
 from coordinator.service.query_watch import QueryWatch
 from coordinator.service.turn_watch import TurnWatch
-from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
+from coordinator.store.facts import set_fact
 from coordinator.store.state import Database
-from coordinator.tasks.chat import Chat
 from coordinator.tasks.kinds import task_label, turn_tokens_max
 from coordinator.tasks.task import open_task
-from coordinator.tasks.task_text import TaskText
-from coordinator.transactions import blames, lottery, policy_versions, tally
+from coordinator.transactions import lottery, tally
 from coordinator.transactions.claims import Judge
-from coordinator.transactions.evaluations import EvaluationTerms
 from coordinator.transactions.leases import terms_of
-from coordinator.transactions.offers import PromptDraw
 from ledger import store
 from ledger.checkpoint import ledger_key
 from ledger.note import NoteKey
-from protocol.errors import ConfigInvalid, NotFound
-from protocol.ids import NodeId
+from protocol.errors import ConfigInvalid
 from protocol.policy import root_document
 from protocol.policy.manifest import Sampler
-from protocol.policy.origin import OriginList
-from protocol.work.messages import Peer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-LED_AS = Fact("led_as", "")
-"""The fact that shows processes beside the leader a change of its settings or keys."""
-
-
-@dataclass(frozen=True)
-class News:
-    """The state sent to nodes with every reply: kept in memory, since it is read often and seldom changes."""
-
-    version: int
-    finished: bool
-    led_as: str
-    """Digest of the leader's settings and keys, by `opening.led_as`."""
-
-    @staticmethod
-    def read(connection: sa.Connection) -> "News":
-        version, _ = policy_versions.newest_version(connection)
-        return News(version, get_fact(connection, FINISHED), get_fact(connection, LED_AS))
 
 
 class Round:
@@ -98,7 +71,6 @@ class Round:
             if leads:
                 self._take_over()
             self._held = held.pop_all()
-        self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)
         self.operator_token = opening.open_token(self.folder)
         own = local_nodes.open_keys(config)
@@ -110,7 +82,8 @@ class Round:
         self.led_as = opening.led_as(config, len(self.roots))
         if leads:
             self.database.run_now(set_fact, LED_AS, self.led_as)
-        self.news = self.database.run_now(News.read)
+        self.idle_nodes = IdleNodes()
+        self.news = RoundNews(self.database, self.idle_nodes)
         self.publisher = self._open_publisher()
         self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
@@ -119,15 +92,11 @@ class Round:
         """Set when a group was accepted whose rewards need a process."""
         self.turn_watch = TurnWatch()
         self.query_watch = QueryWatch(self.database)
-        self.seeder: Peer | None = None
-        self.seeder_up = 0.0
-        """Bytes that the seeder sent in its best recent second."""
         self.plans = Plans()
+        self.policy = NewestPolicy(config, self.task, self.publisher, self.news, self.plans)
         self.silent_after_ms = config.leases.silent_after_ms
         """Time without a message after which a node counts as offline."""
         self.up_since_ms = now_ms()
-        self.questions: Counter[NodeId] = Counter()
-        """Number of requests for a newer version that are held open, by node."""
         self.publication = VersionPublication(
             config,
             self.publisher,
@@ -135,12 +104,8 @@ class Round:
             self.database,
             mirror=self.mirror,
             splits=lambda: self.evaluated,
-            refresh=self.refresh,
+            refresh=self.news.refresh,
         )
-        self._changed, self.idle_nodes = asyncio.Event(), IdleNodes()
-        self._text: TaskText | None = None
-        self._evidence: tuple[int, blames.BlameEvidence] | None = None
-        self.evaluation_terms = EvaluationTerms.from_config(config)
         self.terms = replace(terms_of(config), probes=probes, turn_tokens_max=turn_tokens_max(config))
 
     def _open_books(self) -> None:
@@ -237,57 +202,9 @@ class Round:
             return {}
         return {split: len(self.task.problems(split)) for split in self.config.eval.splits}
 
-    async def text(self) -> TaskText:
-        """Return the policy's tokenizer and bounds; raise `NotFound` before the first version."""
-        if self._text is None:
-            version = self.news.version
-            if not version:
-                raise NotFound("No policy version is published yet.", hint="Wait for the first version.")
-            self._text = await asyncio.to_thread(
-                TaskText,
-                lambda name: self.publisher.read_file(version, name),
-                self.task,
-                self.config.sampling.max_new_tokens,
-                Chat.from_config(self.config.data),
-            )
-        return self._text
-
-    async def draw(self) -> PromptDraw:
-        text = await self.text()
-        return PromptDraw(
-            prompt=text.prompt,
-            lease_id=lambda: secrets.token_hex(16),
-            seed=lambda: secrets.randbits(63),
-        )
-
     async def judge(self) -> Judge:
-        text = await self.text()
+        text = await self.policy.text()
         return Judge(self.round_id, self.terms, text.bounds, text.reward if text.judges else None, self.audits)
-
-    async def refresh(self) -> None:
-        """Read the news from the store, and wake the requests that wait for it."""
-        news = await self.database.run(News.read)
-        if news != self.news:
-            self.news = news
-            self._changed.set()
-            self._changed = asyncio.Event()
-            self.idle_nodes.call_all()
-
-    async def version_after(self, version: int, *, patience_s: float) -> int:
-        """Return the newest version, as soon as it is above `version` or after `patience_s`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                while self.news.version <= version:
-                    await self._changed.wait()
-        return self.news.version
-
-    async def blame_evidence(self) -> blames.BlameEvidence:
-        """Return the chunks of the versions that nodes still fetch, read once for each newest version."""
-        version = self.news.version
-        if self._evidence is None or self._evidence[0] != version:
-            chunks_kept = await asyncio.to_thread(self.publisher.chunks_in_use, version)
-            self._evidence = (version, blames.BlameEvidence(chunks_kept, self.plans.is_planned))
-        return self._evidence[1]
 
     def tolerances(self) -> Calibration:
         """Return the tolerances for audits of this round's claims."""

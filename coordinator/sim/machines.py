@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from coordinator.config import AuditSection
 from coordinator.rules import trust
 from coordinator.rules.fleet_choice import GroupRecord
 from coordinator.rules.lease_allowance import MEASURED_MAX
 from coordinator.rules.topology import SOURCE, NodeLinks, Topology, plan
-from coordinator.rules.trust import OwnerStanding, TrustRules
+from coordinator.rules.trust import OwnerStanding
 from coordinator.sim.scenario import BYTES_PER_MBIT, HOUR_S, Links, Scenario, around
 from ledger.drawing import ALL_PPM
 from protocol.policy.chunks import fitting_size
@@ -193,13 +194,13 @@ def pace(seen: "deque[tuple[float, float]]") -> float | None:
     return sum(took for took, _ in seen) / lengths if lengths else None
 
 
-def is_drawn(node: SimulatedNode, rules: TrustRules, chance: Random) -> bool:
+def is_drawn(node: SimulatedNode, rules: AuditSection, chance: Random) -> bool:
     """Return True if this claim of the node is audited."""
     node.standing = replace(node.standing, claims=node.standing.claims + 1)
     return chance.random() * ALL_PPM < trust.rate_ppm(node.standing, rules)
 
 
-def judge(node: SimulatedNode, rules: TrustRules, *, forged: bool) -> bool:
+def judge(node: SimulatedNode, rules: AuditSection, *, forged: bool) -> bool:
     """Record a verdict; return True if it bans the node."""
     if node.banned:
         return False

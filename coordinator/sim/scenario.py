@@ -5,11 +5,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
-from coordinator.config import Config
+from coordinator.config import AuditSection, Config
 from coordinator.rules.capacity import OVERLAP, VISIBLE, AdmissionRule, PoolLoad
 from coordinator.rules.fleet_choice import FleetRules
 from coordinator.rules.topology import NodeLinks, fluid_bound_s
-from coordinator.rules.trust import TrustRules as Audits
 
 HOUR_S = 3600.0
 BYTES_PER_MBIT = 1e6 / 8
@@ -89,7 +88,7 @@ class Scenario:
     gamma: float = 0.0
     """The throughput of the fleet as a multiple of the least throughput; with 0 all nodes work."""
     rules: FleetRules = field(default_factory=FleetRules)
-    audits: Audits = field(default_factory=Audits)
+    audits: AuditSection = field(default_factory=AuditSection)
     audit_s: float = 60.0
     """The time from an answer to its verdict."""
     learner_price_per_hour: float = 12.24
@@ -144,7 +143,7 @@ def around(chance: Random, mean: float, spread: float) -> float:
 def scenario_of(config: Config, pool: SimulatedPool, **more: Any) -> Scenario:
     """Return the scenario of a round's file; if no strangers may join, the pool has only the round's own nodes."""
     own = pool if config.fleet.strangers else replace(pool, nodes=config.fleet.local_nodes)
-    fleet, audit = config.fleet, config.audit
+    fleet = config.fleet
     fixed: dict[str, Any] = {
         "staleness": config.staleness.max_updates,
         "kappa": config.staleness.publish_every,
@@ -156,9 +155,7 @@ def scenario_of(config: Config, pool: SimulatedPool, **more: Any) -> Scenario:
         "lookahead": config.leases.lookahead,
         "gamma": fleet.gamma,
         "rules": FleetRules(fleet.window_s, fleet.margin, fleet.dwell_s),
-        "audits": Audits(
-            audit.first_groups, audit.floor, audit.trusted_groups, audit.trusted_floor, audit.escrow_factor
-        ),
+        "audits": config.audit,
         "pool": own,
     }
     return Scenario(**(fixed | more))

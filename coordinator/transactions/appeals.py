@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
+from coordinator.config import AuditSection
 from coordinator.rules import trust
-from coordinator.rules.trust import TrustRules
 from coordinator.store.rows import find_row, read_rows
 from coordinator.store.tables import appeals, audits, faults, nodes
 from coordinator.transactions import orders, owners, standings, tally
@@ -172,7 +172,7 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     return [_document(row) for row in read_rows(connection, query, AppealRow)]
 
 
-def appeal_report(connection: sa.Connection, number: int, rules: TrustRules) -> dict[str, Any]:
+def appeal_report(connection: sa.Connection, number: int, rules: AuditSection) -> dict[str, Any]:
     """Return one appeal: its reason, the evidence, and what would be paid if it was granted."""
     row = _numbered(connection, number)
     report = sa.select(audits.c.report, audits.c.finding, audits.c.version).where(audits.c.claim_id == row.claim_id)
@@ -197,7 +197,7 @@ def rule(
     said: str,
     *,
     given_by: str,
-    rules: TrustRules,
+    rules: AuditSection,
     now_ms: int,
 ) -> dict[str, Any]:
     """Rule on an appeal, and return the appeal with what the ruling changed."""
@@ -225,7 +225,12 @@ def _enter(connection: sa.Connection, claim_id: str, envelope: bytes, now_ms: in
 
 
 def _grant(
-    connection: sa.Connection, row: AppealRow, ruling: entry.RulingEntry, given_by: str, rules: TrustRules, now_ms: int
+    connection: sa.Connection,
+    row: AppealRow,
+    ruling: entry.RulingEntry,
+    given_by: str,
+    rules: AuditSection,
+    now_ms: int,
 ) -> list[AppealableClaim]:
     """Lift the fault or ban that was appealed against, pay the claims that it took, and return them."""
     owner = row.owner
@@ -263,7 +268,7 @@ def _free_micros(connection: sa.Connection) -> int:
     return store.balance(connection, BUDGET) - tally.read(connection).reserved_micros
 
 
-def _taken(connection: sa.Connection, claim_id: str, rules: TrustRules) -> GrantedAppeal:
+def _taken(connection: sa.Connection, claim_id: str, rules: AuditSection) -> GrantedAppeal:
     """Return what a granted appeal about `claim_id` would pay and end."""
     (row,) = read_rows(connection, _claims.where(audits.c.claim_id == claim_id), AppealableClaim)
     which = (audits.c.claim_id == claim_id) | (audits.c.fault == claim_id)
@@ -275,7 +280,7 @@ def _taken(connection: sa.Connection, claim_id: str, rules: TrustRules) -> Grant
     )
 
 
-def _ban_to_end(connection: sa.Connection, row: AppealableClaim, rules: TrustRules) -> int | None:
+def _ban_to_end(connection: sa.Connection, row: AppealableClaim, rules: AuditSection) -> int | None:
     """Return the ban that ends if the appeal is granted: one that rests on this fault, or one that is over by now."""
     if not _is_fault(connection, row.claim_id):
         return row.ban_ms

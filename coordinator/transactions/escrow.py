@@ -179,19 +179,19 @@ def _rate_ppm(
     terms: AuditTerms,
 ) -> int:
     """Return the audit rate of the owner's next claim, which is worth `worth_micros`, in claims per million."""
-    if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
+    if (rate := trust.rate_ppm(standing, terms.settings)) in (0, ALL_PPM):
         return rate  # it does not depend on the escrow
-    ease = audit_pace.rate_factor(backlog, terms.backlog_max)
-    eased = trust.rate_ppm(standing, terms.rules, ease=ease)
-    window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules, drawn_ppm=eased))
+    ease = audit_pace.rate_factor(backlog, terms.settings.backlog_max)
+    eased = trust.rate_ppm(standing, terms.settings, ease=ease)
+    window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.settings, drawn_ppm=eased))
     held_micros = sum(row.amount_micros for row in (*window, *_pledge(connection, of=owner)))
-    return trust.rate_ppm(standing, terms.rules, worth_micros=worth_micros, held_micros=held_micros, ease=ease)
+    return trust.rate_ppm(standing, terms.settings, worth_micros=worth_micros, held_micros=held_micros, ease=ease)
 
 
 def _window_size(connection: sa.Connection, owner: str, standing: trust.OwnerStanding, terms: AuditTerms) -> int:
     """Return how many unaudited groups of the owner stay unpaid: as many as at the lowest rate that one of them had."""
     drawn_ppm = _least_rate(connection, of=owner).scalar() or ALL_PPM
-    return trust.window(standing, terms.rules, drawn_ppm=drawn_ppm)
+    return trust.window(standing, terms.settings, drawn_ppm=drawn_ppm)
 
 
 def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> list[UnpaidClaim]:
@@ -243,7 +243,7 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
     if first < len(waiting) or not get_fact(connection, FINISHED):
         if standings.banned_ms(connection, owner) is None:  # a banned owner needs no pledge
             kept = _pledged(connection, owner, standing, terms)
-        held = trust.level(standing, terms.rules) == "held"
+        held = trust.level(standing, terms.settings) == "held"
         unproven = [] if held else _closed(unproven, _window_size(connection, owner, standing, terms))
     posted = [row for row in unproven if row.used]
     proven = [row for row in waiting if row.finding in PROVEN and row.used and row.claim_id not in kept]
@@ -252,12 +252,12 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
         owners.sequence(connection, paid, now_ms)
     # A pardon proves nothing where everything is audited: a newcomer whose versions are gone stays a newcomer.
     if groups := sum(row.groups for row in posted if row.finding is None):
-        standings.put(connection, owner, trust.validated(standing, terms.rules, groups))
+        standings.put(connection, owner, trust.validated(standing, terms.settings, groups))
 
 
 def _pledged(connection: sa.Connection, owner: str, standing: trust.OwnerStanding, terms: AuditTerms) -> set[str]:
     """Return the claim that is the pledge; empty where nothing is ever audited."""
-    rate = trust.rate_ppm(standing, terms.rules)
+    rate = trust.rate_ppm(standing, terms.settings)
     return {row.claim_id for row in _pledge(connection, of=owner)} if rate else set()
 
 
@@ -295,14 +295,14 @@ def judge(
     store.append(connection, verdict, now_ms)
     before = standings.find_standing(connection, owner)
     again = standings.is_again(connection, owner, claim_id)
-    standing = trust.after_verdict(before, finding, terms.rules, row.groups, again=again)
+    standing = trust.after_verdict(before, finding, terms.settings, row.groups, again=again)
     standings.put(connection, owner, standing)
     if finding == "hard":
         standings.note_fault(connection, owner, claim_id, before, now_ms)
         window = _window(connection, owner, row.place, _window_size(connection, owner, before, terms))
         pledge = sorted(_pledged(connection, owner, before, terms))
         touched |= _blame(connection, owner, claim_id, [unseen.claim_id for unseen in window], pledge, now_ms)
-        if trust.level(standing, terms.rules) == "banned":
+        if trust.level(standing, terms.settings) == "banned":
             touched |= _ban(connection, owner, now_ms)
     for each in sorted(touched):
         settle(connection, each, terms, now_ms)

@@ -12,14 +12,14 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy as sa
 
-from coordinator.config import Config
+from coordinator.config import Config, EvalSection
 from coordinator.rules import scores
 from coordinator.rules.lifecycle import UNANSWERED, GroupState, RolloutState
 from coordinator.store.tables import IS_OPEN, batches, evaluations, groups, leases, nodes, parts, rollouts, versions
@@ -36,58 +36,29 @@ FIRST: tuple[Why, ...] = ("before", "last")
 """Reasons of evaluations that go first: nothing is trained on while they run, or nothing more."""
 
 
-@dataclass(frozen=True)
-class EvaluationTerms:
-    """The settings of evaluations."""
-
-    every: int = 0
-    """Versions from one to the next; 0 is never."""
-    before_train: bool = True
-    splits: tuple[str, ...] = ("held_out",)
-    problems: int = 64
-    samples: int = 8
-    patience_ms: int = 600_000
-    solved: float = 1.0
-    seed: int = 0
-    last_update: int = 0
-
-    @staticmethod
-    def from_config(config: Config) -> "EvaluationTerms":
-        section = config.eval
-        return EvaluationTerms(
-            every=section.every,
-            before_train=section.before_train,
-            splits=section.splits,
-            problems=section.problems,
-            samples=section.samples,
-            patience_ms=int(1000 * section.patience_s),
-            solved=section.solved,
-            seed=config.round.seed,
-            last_update=config.round.max_updates,
-        )
-
-
 def start_due_evaluations(
-    connection: sa.Connection, version: int, sizes: Mapping[str, int], terms: EvaluationTerms, now_ms: int
+    connection: sa.Connection, version: int, sizes: Mapping[str, int], config: Config, now_ms: int
 ) -> int:
     """Start the evaluations that are due with this version, and return their number; `sizes` has problems per split."""
-    update = _update_of(connection, version)
+    update, settings = _update_of(connection, version), config.eval
     why: Why
-    if not terms.every:
+    if not settings.every:
         return 0
-    if update >= terms.last_update:
+    if update >= config.round.max_updates:
         why = "last"
-    elif version == 1 and terms.before_train:
+    elif version == 1 and settings.before_train:
         why = "before"
-    elif version > 1 and (version - 1) % terms.every == 0:
+    elif version > 1 and (version - 1) % settings.every == 0:
         why = "every"
     else:
         return 0
     known = sa.select(evaluations.c.split).where(evaluations.c.version == version, evaluations.c.why != "asked")
     begun = set(connection.execute(known).scalars())
-    wanted = [split for split in terms.splits if split not in begun and sizes.get(split)]
+    wanted = [split for split in settings.splits if split not in begun and sizes.get(split)]
     for split in wanted:
-        start_evaluation(connection, version, split, sizes[split], terms, why=why, now_ms=now_ms)
+        start_evaluation(
+            connection, version, split, sizes[split], settings, seed=config.round.seed, why=why, now_ms=now_ms
+        )
     return len(wanted)
 
 
@@ -96,24 +67,25 @@ def start_evaluation(
     version: int,
     split: str,
     size: int,
-    terms: EvaluationTerms,
+    settings: EvalSection,
     *,
+    seed: int,
     why: Why = "asked",
     now_ms: int,
 ) -> int:
     """Start one evaluation on a split of `size` problems, and return its number."""
     update = _update_of(connection, version)
     number = 1 + (connection.execute(sa.select(sa.func.max(evaluations.c.number))).scalar() or 0)
-    chosen = choose(size, terms.problems, split=split, seed=terms.seed)
+    chosen = choose(size, settings.problems, split=split, seed=seed)
     connection.execute(
         sa.insert(evaluations).values(
             number=number,
             version=version,
             policy_update=update,
             split=split,
-            samples=terms.samples,
+            samples=settings.samples,
             problems=len(chosen),
-            solved=terms.solved,
+            solved=settings.solved,
             why=why,
             state="running",
             begun_ms=now_ms,
@@ -182,7 +154,7 @@ def record_group(connection: sa.Connection, group_no: int, now_ms: int) -> None:
         _put(connection, number, {"state": "done", "ended_ms": now_ms, "result": _result(connection, number)})
 
 
-def sweep(connection: sa.Connection, terms: EvaluationTerms, *, alive_since_ms: int, now_ms: int) -> list[int]:
+def sweep(connection: sa.Connection, settings: EvalSection, *, alive_since_ms: int, now_ms: int) -> list[int]:
     """End evaluations that cannot be finished: no live node holds the version, or the time is over."""
     newest, _ = policy_versions.newest_version(connection)
     ended = []
@@ -191,7 +163,7 @@ def sweep(connection: sa.Connection, terms: EvaluationTerms, *, alive_since_ms: 
         at_work = sa.select(leases.c.lease_id).join(groups, groups.c.group_no == leases.c.group_no)
         at_work = at_work.where(groups.c.evaluation == row.number, IS_OPEN)
         gone = row.version < newest and not any(connection.execute(query.limit(1)).first() for query in (held, at_work))
-        if gone or now_ms - row.begun_ms >= terms.patience_ms:
+        if gone or now_ms - row.begun_ms >= 1000 * settings.patience_s:
             stop(connection, row.number, now_ms)
             ended.append(row.number)
     return ended

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from blake3 import blake3
 
-from coordinator.rules.trust import TrustRules
+from coordinator.config import AuditSection
 from coordinator.store.facts import FINISHED, get_fact
 from coordinator.store.tables import IS_OPEN, audits, epochs, leases
 from ledger import drawing, store
@@ -31,14 +31,14 @@ class AuditTerms:
 
     master: bytes = field(repr=False)
     """The key of all secrets."""
-    rules: TrustRules
-    epoch_groups: int = 256
-    timeout_ms: int = 120_000
-    """The time after which a case without a verdict goes to another auditor."""
-    backlog_max: int = 512
-    """Claims that wait for an auditor before no more work is offered; from a quarter of it on, rates fall."""
+    settings: AuditSection
     probes: frozenset[str] = frozenset()
     """The operator's own nodes, on which classes are calibrated."""
+
+    @property
+    def timeout_ms(self) -> int:
+        """The time after which a case without a verdict goes to another auditor."""
+        return int(1000 * self.settings.timeout_s)
 
 
 class DrawingEpoch(NamedTuple):
@@ -92,7 +92,7 @@ def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTe
     """Count a claim in the epoch that draws now, and return whether it is drawn."""
     epoch, secret_digest, claims = _count(connection).single_row()
     drawn = drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
-    return ClaimDraw(epoch, drawn, claims >= terms.epoch_groups)
+    return ClaimDraw(epoch, drawn, claims >= terms.settings.epoch_groups)
 
 
 def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:

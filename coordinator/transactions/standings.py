@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from coordinator.config import AuditSection
 from coordinator.rules import trust as rules_of_trust
 from coordinator.rules.lifecycle import WAITING, GroupState, RolloutState
-from coordinator.rules.trust import Level, OwnerStanding, TrustRules
+from coordinator.rules.trust import Level, OwnerStanding
 from coordinator.store.rows import read_rows
 from coordinator.store.tables import (
     HELD,
@@ -390,7 +391,7 @@ def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def list_standings(connection: sa.Connection, rules: TrustRules) -> list[dict[str, Any]]:
+def list_standings(connection: sa.Connection, rules: AuditSection) -> list[dict[str, Any]]:
     """Return one row per owner: level, rate, faults and escrow."""
     escrow = {
         owner: EscrowSum(int(groups), int(micros))
@@ -404,7 +405,7 @@ def list_standings(connection: sa.Connection, rules: TrustRules) -> list[dict[st
     return [_shown(row, rules, escrow.get(row.owner, EscrowSum())) for row in _every(connection)]
 
 
-def levels(connection: sa.Connection, rules: TrustRules) -> dict[str, Level]:
+def levels(connection: sa.Connection, rules: AuditSection) -> dict[str, Level]:
     """Return the trust level of each owner; owners without any claim are left out."""
     return {row.owner: rules_of_trust.level(row.standing, rules) for row in _every(connection)}
 
@@ -413,7 +414,7 @@ def _every(connection: sa.Connection) -> list[TrustRow]:
     return read_rows(connection, sa.select(trust).order_by(trust.c.owner), TrustRow)
 
 
-def _shown(row: TrustRow, rules: TrustRules, escrow: EscrowSum) -> dict[str, Any]:
+def _shown(row: TrustRow, rules: AuditSection, escrow: EscrowSum) -> dict[str, Any]:
     standing = row.standing
     return {
         "owner": row.owner,

@@ -83,14 +83,14 @@ def encode(base: Buffer, new: Buffer, *, base_digest: str, each: Each = map) -> 
 def apply(base: Buffer, patch: Buffer, *, base_digest: str, each: Each = map) -> Iterator[Buffer]:
     """Yield the new file, block by block; `base_digest` is the digest of `base`, which the caller computed."""
     base, reader = memoryview(base), _PatchReader(memoryview(patch))
-    magic, wanted, base_size, size, header_size, packed_size = _HEAD.unpack(reader.take(_HEAD.size))
+    magic, wanted, base_size, size, header_size, packed_size = _HEAD.unpack(reader.read(_HEAD.size))
     if magic != MAGIC:
         raise PatchInvalid("These bytes are not a patch of a known format.")
     if wanted.hex() != base_digest or base_size != len(base):
         raise PatchInvalid(f"The patch is made for the base {wanted.hex()[:12]}…, not for {base_digest[:12]}….")
     old_header = header_of(base)
     largest = limits.TENSORS_HEADER_MAX_BYTES
-    header = _unpack(reader.take(packed_size), header_size, largest) if packed_size else old_header
+    header = _unpack(reader.read(packed_size), header_size, largest) if packed_size else old_header
     if len(header) != header_size:
         raise PatchInvalid("The patch and its base disagree about the size of the header.")
     tensors = layout(header, size)
@@ -137,7 +137,7 @@ def _jobs(reader: "_PatchReader", bases: "_Bases", tensors: list[Tensor]) -> Ite
     for tensor, block in _blocks(tensors):
         count = reader.size()
         streams = [reader.stream() for _ in range(1 + tensor.element_bytes)] if count else []
-        digest = reader.take(_DIGEST_BYTES) if tensor.begin + block.stop == tensor.end else None
+        digest = reader.read(_DIGEST_BYTES) if tensor.begin + block.stop == tensor.end else None
         yield _Job(tensor, bases.block(tensor, block), count, streams, digest)
 
 
@@ -294,7 +294,7 @@ class _PatchReader:
         self._data = data
         self._position = 0
 
-    def take(self, size: int) -> memoryview:
+    def read(self, size: int) -> memoryview:
         taken = self._data[self._position : self._position + size]
         if len(taken) != size:
             raise PatchInvalid("The patch ends too early.")
@@ -302,11 +302,11 @@ class _PatchReader:
         return taken
 
     def size(self) -> int:
-        (size,) = _SIZE.unpack(self.take(_SIZE.size))
+        (size,) = _SIZE.unpack(self.read(_SIZE.size))
         return int(size)
 
     def stream(self) -> memoryview:
-        return self.take(self.size())
+        return self.read(self.size())
 
     def require_end(self) -> None:
         if self._position != len(self._data):

@@ -15,11 +15,11 @@ class Trouble:
         self.error: SwarmError | None = None
         """The current problem, if any."""
         self.since_ms = 0
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
-    def met(self, error: SwarmError, what: str) -> None:
+    def record(self, error: SwarmError, what: str) -> None:
         """Record a problem; log a warning once per error code until it is over."""
-        if error.code not in self._told:
+        if error.code not in self._logged:
             log.warning("%s code=%s: %s", what, error.code, error)
         self.show(error)
 
@@ -27,11 +27,11 @@ class Trouble:
         """Record a problem that the caller has logged already."""
         self.since_ms = self.since_ms if self.error else now_ms()
         self.error = error
-        self._told.add(error.code)
+        self._logged.add(error.code)
 
-    def over(self, said: str = "") -> None:
+    def clear(self, said: str = "") -> None:
         """Record that the problem is over."""
         if self.error and said:
             log.info("%s", said)
         self.error = None
-        self._told.clear()
+        self._logged.clear()

@@ -32,7 +32,7 @@ async def first_of(*waits: Callable[[], Awaitable[T]]) -> T:
     raise failed[0]
 
 
-async def heard_out(act: Callable[[], Awaitable[T]], *, patience_s: float) -> T:
+async def finish_when_cancelled(act: Callable[[], Awaitable[T]], *, patience_s: float) -> T:
     """Return the result of `act`. When cancelled, continue for `patience_s`, so that the answer can be recorded.
 
     For a request with a remote effect that only its answer reports.

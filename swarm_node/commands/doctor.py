@@ -68,11 +68,11 @@ def doctor(
     )
     patient = Patient(home, join, listen, options, engines)
 
-    def tell(finding: report.CheckResult) -> None:
+    def show(finding: report.CheckResult) -> None:
         if not as_json:
             typer.echo("\n".join(report.lines(finding)))
 
-    findings = trio.run(examine, patient, tell)
+    findings = trio.run(examine, patient, show)
     if bundle is not None:
         bundling.write(bundle, home, findings, join=join)
     if as_json:

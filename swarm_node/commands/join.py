@@ -187,11 +187,11 @@ def mirror(
     join_string = round_of(join_string, home, confirm)
     settings = build_member(join_string, home, name, reach, LimitOptions(upload_gb=upload_gb).typed())
 
-    def tell(held: mirroring.Held) -> None:
+    def show(held: mirroring.Held) -> None:
         said = json.dumps(held.to_json()) if as_json else f"Version {held.version} stored: {held.bytes} bytes."
         print(said, flush=True)
 
-    trio.run(partial(mirroring.run, settings, tell=tell))
+    trio.run(partial(mirroring.run, settings, show=show))
 
 
 class FittingRound(NamedTuple):

@@ -16,7 +16,7 @@ from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString, round_folder
 from swarm_node.doctor import cards, forecast, report
-from swarm_node.doctor.examine import ask, config_bytes, told, weights_bytes
+from swarm_node.doctor.examine import ask, config_bytes, description_texts, weights_bytes
 from swarm_node.doctor.forecast import MeasuredSpeed
 from swarm_node.engine.precision import Model, describe_model
 from swarm_node.machine import gpu
@@ -114,7 +114,7 @@ async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeK
     size = sum(entry.size_bytes for entry in round_.manifest.files) if round_.manifest else None
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (cards.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
-    about = [f"{name.capitalize()}: {text}" for name, text in told(round_).items()]
+    about = [f"{name.capitalize()}: {text}" for name, text in description_texts(round_).items()]
     return (
         about
         + said

@@ -45,7 +45,7 @@ from swarm_node.ledger.log_watch import TRIES, LogWatch, Overtaken
 from swarm_node.ledger.receipts import RECEIPTS
 from swarm_node.machine import use
 from swarm_node.versions.updater import saved
-from swarm_node.work.lease_log import Leased
+from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.rejections import FOLDER, Refusal, Refusals
 
 NOT_ASKED = Logged("not_asked")
@@ -127,12 +127,12 @@ def lines(explanation: Explanation) -> Iterator[str]:
 def round_of_lease(joins: Sequence[JoinString], home: Path, typed: str) -> tuple[JoinString, str]:
     """Return the round of a lease that a user typed, and its full id; the last round if none has recorded it."""
     for join in joins[:-1]:
-        leased = Leased(round_folder(home, join))
+        leased = LeaseLog(round_folder(home, join))
         with suppress(ConfigInvalid):
             lease = leased.typed(typed)
             if leased.digest_of(lease) is not None:
                 return join, lease
-    return joins[-1], Leased(round_folder(home, joins[-1])).typed(typed)
+    return joins[-1], LeaseLog(round_folder(home, joins[-1])).typed(typed)
 
 
 def report_rounds(
@@ -360,7 +360,7 @@ def require_own(join: JoinString, home: Path, me: NodeId, explanation: Explanati
     from protocol.work.fragment import Fragment
     from protocol.work.rollout import RolloutClaim
 
-    kept = Leased(round_folder(home, join)).digest_of(explanation.lease_id)
+    kept = LeaseLog(round_folder(home, join)).digest_of(explanation.lease_id)
     if kept is None:
         say("this home has no record of the lease; its prompt comes from the coordinator and is not signed by a claim")
     elif kept != chunks.digest((now := Lease.from_bytes(explanation.lease)).to_bytes()):  # as it was recorded

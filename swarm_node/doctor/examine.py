@@ -82,7 +82,7 @@ def agent(folder: Path) -> CheckResult:
     return ok("agent", "No agent is running in this home.")
 
 
-Tell = Callable[[CheckResult], None]
+Show = Callable[[CheckResult], None]
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class Patient:
     with_engines: bool = True
 
 
-async def examine(patient: Patient, tell: Tell) -> list[CheckResult]:
-    """Run every check; call `tell` with each result at once."""
+async def examine(patient: Patient, show: Show) -> list[CheckResult]:
+    """Run every check; call `show` with each result at once."""
     findings: list[CheckResult] = []
 
     def note(*results: CheckResult) -> None:
         findings.extend(results)
         for result in results:
-            tell(result)
+            show(result)
 
     note(await _try("home", lambda: home(patient.home)), await _try("key", lambda: key(patient.home)))
     note(agent(patient.home))
@@ -231,14 +231,15 @@ def _key(home: Path) -> NodeKey:
 
 def _newest(answer: RoundAnswer) -> str:
     version = f"version {answer.manifest.version}" if answer.manifest else "no version is published yet"
-    return ", ".join([version, *(f"{name}: {text}" for name, text in told(answer).items() if name in BRIEFLY)])
+    texts = description_texts(answer)
+    return ", ".join([version, *(f"{name}: {texts[name]}" for name in texts if name in BRIEFLY)])
 
 
 BRIEFLY = ("title", "operator", "licence")
 """Texts that fit one line about a round."""
 
 
-def told(answer: RoundAnswer) -> dict[str, str]:
+def description_texts(answer: RoundAnswer) -> dict[str, str]:
     """Return what the operator says about the round, in the order in which people ask for it."""
     said = answer.description
     if said is None:

@@ -127,12 +127,12 @@ class OwnerNotifier:
         """Look and send at intervals until cancelled."""
         while self._command:
             try:
-                await self.look(now_ms())
+                await self.check(now_ms())
             except SwarmError as error:  # a full disk costs a repeated message after a restart, not the agent
                 log.warning("cannot save which messages were sent code=%s: %s", error.code, error)
             await trio.sleep(LOOK_S)
 
-    async def look(self, now: int) -> None:
+    async def check(self, now: int) -> None:
         """Save what is new, then run the command for the messages that wait."""
         await self._save(observe(self.told, self._snapshot(), now))
         while self.told.waiting and now >= self._next_ms:

@@ -248,7 +248,7 @@ class _Download:
                 return self._no_source(picker)
             self._open_all(picker, now, nursery)
             for name, upstream in self._upstreams.items():
-                picker.heard(name, upstream.heard_at)
+                picker.record_arrival(name, upstream.heard_at)
             for order in picker.next(now):
                 self._act(order, nursery, is_behind=picker.is_behind)
             with trio.move_on_at(picker.wake_at(now)):

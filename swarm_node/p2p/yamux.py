@@ -68,7 +68,7 @@ class _Inbox:
         else:
             self._pieces.append(bytearray(piece))
 
-    def take(self, size_max: int | None) -> bytes:
+    def pop(self, size_max: int | None) -> bytes:
         taken: list[memoryview | bytearray] = []
         left = size_max
         while self._pieces and left != 0:
@@ -113,7 +113,7 @@ class YamuxStream(IMuxedStream):
             if self.ended:
                 raise MuxedStreamEOF("The peer has sent all it has.")
             raise MuxedStreamReset(str(self.broken)) from self.broken
-        data = self.inbox.take(None if n is None or n < 0 else n)
+        data = self.inbox.pop(None if n is None or n < 0 else n)
         self.muxed_conn.machine.read(self.stream_id, len(data))
         self.muxed_conn.changed()
         return data

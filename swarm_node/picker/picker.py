@@ -149,7 +149,7 @@ class Picker:
     def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> bool:
         """Record that a peer announced chunks; return True if that may change its orders now."""
         state = self._states[name]
-        self.heard(name, now)
+        self.record_arrival(name, now)
         state.lost = False
         for chunk in chunks:
             if chunk in self._places:
@@ -163,7 +163,7 @@ class Picker:
                 (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
         return state.ready < state.window
 
-    def heard(self, name: str, at: float) -> None:
+    def record_arrival(self, name: str, at: float) -> None:
         """Record that a message or bytes of a source arrived."""
         state = self._states[name]
         self._hearing.record_word(state, at)
@@ -175,7 +175,7 @@ class Picker:
     def began(self, name: str, chunk: ChunkId, now: float) -> bool:
         """Record the first bytes of a chunk; return True if that may change the orders of other sources now."""
         state, has_heir = self._states[name], chunk in self._heirs
-        self.heard(name, now)
+        self.record_arrival(name, now)
         self._unreserve(chunk)
         if chunk in state.asked:
             self._unasked.pop(chunk, None)
@@ -187,7 +187,7 @@ class Picker:
 
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
         """Record that the chunk is verified and stored; return True if it was still missing."""
-        self.heard(name, now)
+        self.record_arrival(name, now)
         self._states[name].settle(chunk, now)
         self._progress_at = now
         if chunk not in self._missing:
@@ -209,7 +209,7 @@ class Picker:
     def refused(self, name: str, chunk: ChunkId, reason: Reason, now: float) -> None:
         """Record an answer without the chunk; the source pauses, longer each time."""
         state = self._states[name]
-        self.heard(name, now)
+        self.record_arrival(name, now)
         state.release(chunk)
         if reason is Reason.ABSENT:
             if chunk in state.has:

@@ -114,14 +114,14 @@ class Draft:
         before, seen = arrivals.downloads, 0
         at_once = max(1, PLACED_AT_ONCE_BYTES // self._manifest.chunk_size_bytes)
 
-        def look() -> None:
+        def place_new() -> None:
             nonlocal seen
             if arrivals.downloads > before and len(arrivals.held_chunks) >= seen + at_once:
                 came = arrivals.came_after(seen)
                 seen += len(came)
                 self._placing.submit(self._place, came, arrivals)
 
-        with arrivals.listening(look):
+        with arrivals.listening(place_new):
             yield
 
     def finish(self) -> Path:

@@ -1,15 +1,15 @@
 """Turns of an agent's rounds at its engine: one at a time, and the first of the owner's list that has work.
 
-    WAITING ──take──▶ HOLDER ──leave──▶ LENT ──another round takes it──▶ (no turn)
-       ▲                 ▲────take────────┘                                  │
-       └─────────────────────────────────────────────────────────────────────┘
+    WAITING ─acquire─▶ HOLDER ─release─▶ LENT ──another round acquires it─▶ (no turn)
+       ▲                  ▲───acquire─────┘                                     │
+       └────────────────────────────────────────────────────────────────────────┘
 
-- A round that has work waits for the engine, and has it when the holder leaves. Of several, the first in the list.
-- `must_leave` asks the holder to finish: an earlier round has work. No lease is given up for a switch.
+- A round that has work waits for the engine, and has it when the holder releases it. Of several, the first in the list.
+- `must_release` asks the holder to finish: an earlier round has work. No lease is returned for a switch.
 - A round in which episodes are played may finish them, for at most `EPISODES_END_S` while an earlier round waits.
-- A round that leaves lends the engine: without another round that takes it, nothing changes, and nothing is reloaded.
-- A round whose version is not in the engine asks for leases first, and takes the engine for them (`worker`). So looking
-  for work in an earlier round costs a later one nothing.
+- A round that releases the engine lends it: while no other round acquires it, nothing is reloaded.
+- A round whose version is not in the engine requests leases first, and acquires the engine for them (`worker`). So a
+  request without success in an earlier round costs a later one nothing.
 - An agent with one round always has its turn.
 """
 
@@ -24,7 +24,7 @@ for which it has no work yet."""
 EPISODES_END_S = 300.0
 """Longest time for which a round goes on with the next turns of its episodes while an earlier round waits."""
 
-LOOK_AGAIN_S = 2.0
+REQUEST_AGAIN_S = 2.0
 """Shortest pause between two requests without success, while another round uses the engine."""
 
 
@@ -34,7 +34,7 @@ class EngineTurns:
     def __init__(self) -> None:
         self._holder, self._is_lent = 0, True
         self.changes = 0
-        """Number of times that another round has taken the engine: what was loaded before the last time is gone."""
+        """Number of times that another round has acquired the engine: what was loaded before the last time is gone."""
         self._waiting: dict[int, float] = {}
         """The rounds that wait, and since when."""
         self._changed = trio.Event()
@@ -48,30 +48,30 @@ class EngineTurns:
         """Return the turn of a round."""
         return EngineTurn(self, number)
 
-    def try_take(self, number: int) -> bool:
-        """Give the engine to a round if it has it already, or if no other round uses it or comes first."""
+    def try_acquire(self, number: int) -> bool:
+        """Give a round the engine if it has the engine already, or if no other round uses it or comes first."""
         if not self._is_lent:
             return self._holder == number
-        if self.must_leave(number):
+        if self.must_release(number):
             return False
         self.changes += self._holder != number
         self._holder, self._is_lent = number, False
         self._notify()
         return True
 
-    async def take(self, number: int) -> None:
+    async def acquire(self, number: int) -> None:
         """Wait until a round has the engine."""
         self._waiting[number] = trio.current_time()
         self._notify()
         try:
-            while not self.try_take(number):
+            while not self.try_acquire(number):
                 await self._changed.wait()
         finally:
             self._waiting.pop(number, None)
             self._notify()
 
-    def leave(self, number: int) -> None:
-        """Let another round take the engine."""
+    def release(self, number: int) -> None:
+        """Let another round acquire the engine."""
         if self._holder == number and not self._is_lent:
             self._is_lent = True
             self._notify()
@@ -89,7 +89,7 @@ class EngineTurns:
         while self.is_used_before(number) != used:
             await self._changed.wait()
 
-    def must_leave(self, number: int) -> bool:
+    def must_release(self, number: int) -> bool:
         """Return True if an earlier round waits for the engine."""
         return any(other < number for other in self._waiting)
 
@@ -111,7 +111,7 @@ class EngineTurn:
 
     @property
     def is_mine(self) -> bool:
-        """True if no other round has taken the engine since this one had it."""
+        """True if no other round has acquired the engine since this one had it."""
         return self._turns.holder == self._number
 
     @property
@@ -130,31 +130,31 @@ class EngineTurn:
         return self._turns.is_used_before(self._number)
 
     @property
-    def must_leave(self) -> bool:
+    def must_release(self) -> bool:
         """True if an earlier round has work, and waits for the engine."""
-        return self._turns.must_leave(self._number)
+        return self._turns.must_release(self._number)
 
     @property
     def is_overdue(self) -> bool:
         """True if an earlier round has waited for so long that no next turn is begun."""
         return self._turns.is_overdue(self._number)
 
-    def try_take(self) -> bool:
-        """Take the engine, if no other round uses it; return True if this round has it."""
-        return self._turns.try_take(self._number)
+    def try_acquire(self) -> bool:
+        """Acquire the engine if no other round uses it; return True if this round has it."""
+        return self._turns.try_acquire(self._number)
 
-    async def take(self) -> bool:
+    async def acquire(self) -> bool:
         """Wait for the engine; return True."""
-        await self._turns.take(self._number)
+        await self._turns.acquire(self._number)
         return True
 
-    async def take_unless_used(self) -> bool:
+    async def acquire_unless_used(self) -> bool:
         """Wait for the engine; return False as soon as an earlier round uses it."""
-        return await first_of(self.take, self._used_before)
+        return await first_of(self.acquire, self._used_before)
 
-    def leave(self) -> None:
-        """Let another round take the engine."""
-        self._turns.leave(self._number)
+    def release(self) -> None:
+        """Let another round acquire the engine."""
+        self._turns.release(self._number)
 
     async def unused_before(self) -> None:
         """Return when no earlier round uses the engine."""

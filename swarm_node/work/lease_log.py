@@ -32,7 +32,7 @@ TYPED_MIN = 6
 _LINE = re.compile("^([0-9a-f]{32}) ([0-9a-f]{64})$", re.MULTILINE)
 
 
-class Leased:
+class LeaseLog:
     """Log of the leases of one round."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,10 +40,10 @@ class Leased:
         self._known: dict[bytes, bytes] | None = None
         """Digest of each lease in the files; None before they are read. Bytes, since there may be eighty thousand."""
 
-    def keep(self, leases: Iterable[Lease]) -> None:
+    def record(self, leases: Iterable[Lease]) -> None:
         """Record leases; a repetition is harmless. Raise an error if a lease differs from its first entry."""
         if self._known is None:
-            self._known = {bytes.fromhex(name): bytes.fromhex(digest) for name, digest in self._notes().items()}
+            self._known = {bytes.fromhex(name): bytes.fromhex(digest) for name, digest in self._entries().items()}
         known, new = self._known, dict[bytes, bytes]()
         for lease in leases:
             name, digest = bytes.fromhex(lease.lease_id), bytes.fromhex(lease.digest)
@@ -66,7 +66,7 @@ class Leased:
 
     def digest_of(self, lease_id: str) -> Digest | None:
         """Return the digest of a lease as first received; None without an entry."""
-        digest = self._notes().get(lease_id)
+        digest = self._entries().get(lease_id)
         return Digest(digest) if digest else None
 
     def typed(self, text: str) -> str:
@@ -77,13 +77,13 @@ class Leased:
             )
         if len(text) in (LEASE_CHARS, CLAIM_CHARS):
             return text
-        matches = [lease_id for lease_id in self._notes() if lease_id.startswith(text)]
+        matches = [lease_id for lease_id in self._entries() if lease_id.startswith(text)]
         if len(matches) != 1:
             many = f"{len(matches)} leases in this folder start" if matches else "No lease in this folder starts"
             raise ConfigInvalid(f"{many} with {text}.", hint="Give the full id; run `swarm-node why` to list them.")
         return matches[0]
 
-    def _notes(self) -> dict[str, str]:
+    def _entries(self) -> dict[str, str]:
         """Return the digest of each recorded lease, the first one of several."""
         texts = [path.read_text(errors="replace") for path in (self._old, self._path) if path.exists()]
         lines = [line for text in texts for line in _LINE.findall(text)]

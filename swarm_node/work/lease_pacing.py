@@ -14,19 +14,24 @@ from typing import NamedTuple
 
 import trio
 
+from protocol import limits
 from protocol.work.lease import Lease
 
-ASK_AGAIN_S = 1.0
+REQUEST_PAUSE_S = 1.0
 """Pause after a request for work, before another request for less than half of the groups: short groups share
 requests."""
 
 
 class LeasePacing:
-    """Timing of lease requests, for engines that run `groups()` groups at once."""
+    """Timing of lease requests, for engines that run `groups()` groups at once, within the protocol's limit."""
 
     def __init__(self, groups: Callable[[], int]) -> None:
         self._groups = groups
-        self._pause_ends = self._refusal_ends = self._asked = 0.0
+        self._pause_ends = self._additional_pause_ends = self._requested_at = 0.0
+
+    @property
+    def _groups_at_once(self) -> int:
+        return min(self._groups(), limits.LEASES_PER_REQUEST_MAX)
 
     @property
     def pause_s(self) -> float:
@@ -37,22 +42,24 @@ class LeasePacing:
         """Request no work for `seconds`; running groups continue."""
         self._pause_ends = trio.current_time() + seconds
 
-    def refused(self, seconds: float) -> None:
+    def pause_additional(self, seconds: float) -> None:
         """Request no additional work for `seconds`; once nothing runs, there may be a newer version to work on."""
-        self._refusal_ends = trio.current_time() + seconds
+        self._additional_pause_ends = trio.current_time() + seconds
 
-    def room(self, running: int) -> int:
+    def free_groups(self, running: int) -> int:
         """Return the number of groups to request."""
-        return self._groups() - running
+        return self._groups_at_once - running
 
     def record_request(self) -> None:
         """Record that a request was answered."""
-        self._asked = trio.current_time()
+        self._requested_at = trio.current_time()
 
     def is_due(self, running: int) -> bool:
-        """Return True if a request is due: half of the groups have ended, or some have and `ASK_AGAIN_S` is over."""
-        due = self._asked if running <= self._groups() // 2 else self._asked + ASK_AGAIN_S
-        return self.room(running) > 0 and trio.current_time() >= max(due, self._pause_ends, self._refusal_ends)
+        """Return True if a request is due: half of the groups have ended, or some have and the pause is over."""
+        due = self._requested_at if running <= self._groups_at_once // 2 else self._requested_at + REQUEST_PAUSE_S
+        return self.free_groups(running) > 0 and trio.current_time() >= max(
+            due, self._pause_ends, self._additional_pause_ends
+        )
 
 
 class NodePace(NamedTuple):

@@ -131,7 +131,7 @@ class Pulse:
             except SwarmError as error:
                 if error.http_status < 500 and not isinstance(error, RequestExpired):
                     raise
-                self.trouble.met(error, WAITING)
+                self.trouble.record(error, WAITING)
                 await trio.sleep(REGISTER_AGAIN_S)
 
     async def run(self) -> None:
@@ -149,7 +149,7 @@ class Pulse:
                 raise
             except SwarmError as error:
                 self._note_cut(error)
-                self.trouble.met(error, WAITING)
+                self.trouble.record(error, WAITING)
             await trio.sleep(min(max(pause_s, 0.1), 60.0))
 
     async def listen(self) -> None:
@@ -165,10 +165,10 @@ class Pulse:
                 await trio.sleep(AGAIN_S)
 
     async def beat(self) -> HeartbeatReply:
-        traffic = self._member.policies.traffic
+        traffic = self._member.policies.fetcher.traffic
         blames = tuple(traffic.blames)
         milestones = self._member.policies.milestones
-        reached = milestones.untold()
+        reached = milestones.unreported()
         message = Heartbeat(
             session=self._session,
             version=self._activity.version,
@@ -195,7 +195,7 @@ class Pulse:
         self._was_cut_off |= isinstance(error, Unreachable)
 
     def _answered(self) -> None:
-        self.trouble.over("the coordinator answers again")
+        self.trouble.clear("the coordinator answers again")
 
     def _apply(self, reply: HeartbeatReply) -> None:
         self._newest = reply.newest_version

@@ -181,8 +181,8 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses between attempts while the coordinator does not accept rollouts; the last is repeated."""
 
 
-TakeTurns = Callable[[Sequence[Lease]], Awaitable[None]]
-"""Begins or returns the leases of next turns."""
+AddTurns = Callable[[Sequence[Lease]], Awaitable[None]]
+"""Starts or returns the leases of next turns."""
 
 
 class Sender:
@@ -220,13 +220,13 @@ class Sender:
         with trio.move_on_after(BEGIN_S):
             await self._begun.wait()
 
-    async def run(self, take_turns: TakeTurns) -> None:
-        """Send rollouts until cancelled; call `take_turns` with leases in the coordinator's answers."""
+    async def run(self, add_turns: AddTurns) -> None:
+        """Send rollouts until cancelled; call `add_turns` with leases in the coordinator's answers."""
         failures = 0
         while True:
             self._woken = trio.Event()
             try:
-                sent = await self.send_some(take_turns)
+                sent = await self.send_some(add_turns)
                 failures = 0
                 self._log_credit()
             except SwarmError as error:
@@ -246,7 +246,7 @@ class Sender:
                 "credited tokens=%d credit_micros=%d verdicts=%s", self.tokens, self.credit_micros, dict(self.verdicts)
             )
 
-    async def send_some(self, take_turns: TakeTurns) -> int:
+    async def send_some(self, add_turns: AddTurns) -> int:
         """Send the oldest rollouts; return the number that were judged."""
         waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST, ROLLOUT_BYTES_PER_REQUEST)
         self._begun.set()
@@ -258,7 +258,7 @@ class Sender:
             await trio.to_thread.run_sync(self._keep_all, waiting, error)
             raise
         if reply.leases:
-            await take_turns(reply.leases)
+            await add_turns(reply.leases)
         judged = list(zip(waiting, reply.verdicts, strict=True))
         accepted = {lease_id: waiting[lease_id] for lease_id, verdict in judged if verdict.outcome != "rejected"}
         claim_ids = await trio.to_thread.run_sync(self._claims.add, accepted.values())

@@ -7,7 +7,7 @@
 import logging
 
 from protocol.errors import EngineFailed, EngineNotStarted, SwarmError
-from swarm_node.versions.follower import HeldVersion
+from swarm_node.versions.fetcher import HeldVersion
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class VersionFailures:
         """Pause after the last failure, in seconds."""
         return CRASH_PAUSES_S[min(self._count, len(CRASH_PAUSES_S)) - 1]
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """Record that a group has ended."""
         self._count = self._suspect_count = 0
 

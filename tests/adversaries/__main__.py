@@ -30,9 +30,8 @@ from transformers.utils import logging as transformers_logging
 
 from bench.harness import quick_from_environment
 from coordinator.base.files import write_durably
-from coordinator.config import Config, load
+from coordinator.config import AuditSection, Config, load
 from coordinator.learner.embedded import make_policy
-from coordinator.rules.trust import TrustRules
 from tests.adversaries import outsiders, patience, tournament, trials
 from tests.adversaries.arena import CLASS, UPDATES_PER_VERSION, Stage
 from tests.adversaries.campaign import Result
@@ -175,7 +174,7 @@ def show_patience() -> bool:
     """Show the gain from patience by the rules alone, with enough owners that chance is small."""
     sound = True
     for name, plan in patience.PLANS.items():
-        gain = patience.gain(plan, owners=PATIENT_OWNERS, groups=PATIENT_GROUPS, rules=TrustRules())
+        gain = patience.gain(plan, owners=PATIENT_OWNERS, groups=PATIENT_GROUPS, rules=AuditSection())
         print(f"by the rules alone: {name}: {gain.mean:+.1f} ± {gain.standard_error:.1f} payments", flush=True)
         sound &= gain.mean <= 2 * gain.standard_error
     return sound

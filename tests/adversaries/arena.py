@@ -24,7 +24,6 @@ from coordinator.audit.scorer import VersionScorer
 from coordinator.config import Config
 from coordinator.rules.calibration import SHIPPED, read
 from coordinator.rules.replay import Prefill, Scored
-from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.tasks.task_text import TaskText
@@ -270,7 +269,6 @@ def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:
 
 def _world(folder: Path, stage: Stage, secret: int) -> World:
     settings = SHIPPED_SETTINGS
-    rules = {name: getattr(settings.audit, name) for name in TrustRules.__dataclass_fields__}
     world = World(
         folder,
         staleness=settings.staleness.max_updates,
@@ -279,7 +277,7 @@ def _world(folder: Path, stage: Stage, secret: int) -> World:
         groups_per_request=settings.leases.groups_per_request,
         newcomer_leases=settings.leases.newcomer_leases,
         over_issue=settings.leases.over_issue,
-        rules=TrustRules(**rules),
+        rules=settings.audit,
         epoch_groups=settings.audit.epoch_groups,
         master=secret.to_bytes(32),
     )

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+from coordinator.config import AuditSection
 from coordinator.rules import trust
-from coordinator.rules.trust import OwnerStanding, TrustRules
+from coordinator.rules.trust import OwnerStanding
 from ledger.drawing import ALL_PPM
 
 HONEST_MICROS = 1_000
@@ -43,12 +44,12 @@ def one_in(many: int, after: int, times: int = 1) -> Plan:
     return lambda done, _standing, _held: times * HONEST_MICROS if done >= after and done % many == 0 else 0
 
 
-def when_trusted(rules: TrustRules) -> Plan:
+def when_trusted(rules: AuditSection) -> Plan:
     """Forge from the moment that the rate falls to its least, while the escrow is still that of before."""
     return lambda _done, standing, _held: HONEST_MICROS if standing.groups >= rules.trusted_groups else 0
 
 
-def when_nothing_is_held(rules: TrustRules, times: int) -> Plan:
+def when_nothing_is_held(rules: AuditSection, times: int) -> Plan:
     """Forge as soon as not everything is audited, and whenever there is no window to lose."""
 
     def plan(_done: int, standing: OwnerStanding, held: int) -> int:
@@ -62,10 +63,10 @@ PLANS: dict[str, Plan] = {
     "200 honest groups, then one forgery in 20": one_in(20, 200),
     "200 honest groups, then forgeries at four times the length": all_after(200, 4),
     "200 honest groups, then one in 50 at four times the length": one_in(50, 200, 4),
-    "forgeries from the day that the least is audited": when_trusted(TrustRules()),
-    "forgeries whenever no window is there to lose": when_nothing_is_held(TrustRules(), 1),
-    "the same, of 4 times the length": when_nothing_is_held(TrustRules(), 4),
-    "the same, of 64 times the length": when_nothing_is_held(TrustRules(), 64),
+    "forgeries from the day that the least is audited": when_trusted(AuditSection()),
+    "forgeries whenever no window is there to lose": when_nothing_is_held(AuditSection(), 1),
+    "the same, of 4 times the length": when_nothing_is_held(AuditSection(), 4),
+    "the same, of 64 times the length": when_nothing_is_held(AuditSection(), 64),
 }
 
 
@@ -78,7 +79,7 @@ def gain(
     *,
     owners: int,
     groups: int,
-    rules: TrustRules,
+    rules: AuditSection,
     seed: int = 0,
     forfeits: bool = True,
     load: Load = lambda _done: 0.0,
@@ -89,7 +90,7 @@ def gain(
     return Gain(mean(gains), stdev(gains) / owners**0.5)
 
 
-def _play(plan: Plan, groups: int, rules: TrustRules, chance: random.Random, forfeits: bool, load: Load) -> int:
+def _play(plan: Plan, groups: int, rules: AuditSection, chance: random.Random, forfeits: bool, load: Load) -> int:
     """Return one owner's gain; forgeries have positive numbers in the escrow, honest groups negative ones."""
     standing, escrow, gained, pledge = OwnerStanding(), deque[int](), 0, 0
     rates = deque[int]()  # at which each of the escrow was drawn

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from coordinator.config import AuditSection
 from coordinator.rules import trust
-from coordinator.rules.trust import TrustRules
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.store.tables import audits
 from coordinator.transactions import escrow, standings
@@ -56,7 +56,7 @@ class Crowd(World):
     def __init__(self, folder: Path, *, pledged: bool = True) -> None:
         """Make a crowd; without `pledged`, an audited group is no pledge any more when a fault comes."""
         self._connection: sa.Connection | None = None
-        super().__init__(folder, staleness=10_000, rules=TrustRules(), master=SEED.to_bytes(32), budget_micros=10**9)
+        super().__init__(folder, staleness=10_000, rules=AuditSection(), master=SEED.to_bytes(32), budget_micros=10**9)
         self._pledged = pledged
         self._forged = set[str]()
         longest = LONGEST * HONEST_TOKENS // SAMPLES
@@ -155,7 +155,7 @@ def with_no_window_to_lose(crowd: Crowd, key: NodeKey) -> bool:
     unseen = sa.select(audits.c.claim_id).where((audits.c.owner == key.node_id) & escrow.UNSEEN)
     held = crowd.run(lambda connection: connection.execute(unseen).first())
     standing = crowd.run(standings.find_standing, key.node_id)
-    return held is None and trust.rate_ppm(standing, crowd.audits.rules) < ALL_PPM
+    return held is None and trust.rate_ppm(standing, crowd.audits.settings) < ALL_PPM
 
 
 def gain(folder: Path, identities: int, *, times: int, pledged: bool = True) -> float:

@@ -13,8 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.config import Config
-from coordinator.rules.trust import TrustRules
+from coordinator.config import AuditSection, Config
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from tests.coordinator.world import World, answer
@@ -43,7 +42,7 @@ class Round(World):
             size=SETTINGS.learner.groups_per_update,
             groups_per_request=SETTINGS.leases.groups_per_request,
             newcomer_leases=SETTINGS.leases.newcomer_leases,
-            rules=TrustRules(),
+            rules=AuditSection(),
             budget_micros=10**9,
         )
         self.terms = replace(self.terms, max_owner_share=SETTINGS.audit.max_owner_share, timeout_ms=timeout_ms)

@@ -5,13 +5,13 @@
 
 import pytest
 
-from coordinator.rules.trust import TrustRules
+from coordinator.config import AuditSection
 from tests.adversaries.patience import PLANS, Gain, gain
 
 
 def played(name: str, *, forfeits: bool) -> Gain:
     owners = 1_000 if "no window" in name or "the same" in name else 400  # these are soon banned
-    return gain(PLANS[name], owners=owners, groups=1_300, rules=TrustRules(), forfeits=forfeits)
+    return gain(PLANS[name], owners=owners, groups=1_300, rules=AuditSection(), forfeits=forfeits)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -35,5 +35,5 @@ def test_auditors_that_are_behind_make_no_plan_pay(name: str, stays: int) -> Non
     def load(done: int) -> float:
         return float(done // stays % 2)
 
-    result = gain(PLANS[name], owners=owners, groups=1_300, rules=TrustRules(), load=load)
+    result = gain(PLANS[name], owners=owners, groups=1_300, rules=AuditSection(), load=load)
     assert result.mean < 3 * result.standard_error

@@ -57,7 +57,7 @@ class Predicting(Sleeper):
         world = self.arena.world
         entries = (row.entry for row in world.run(store.entries, 0, 100_000))
         revealed = [entry.secret for entry in entries if isinstance(entry, Reveal)]
-        rate = trust.rate_ppm(world.run(standings.find_standing, self.key.node_id), world.audits.rules)
+        rate = trust.rate_ppm(world.run(standings.find_standing, self.key.node_id), world.audits.settings)
         first, *rest = super().forge(lease, said)
         logprobs = np.frombuffer(first.logprobs, "<f4")
         variants = (

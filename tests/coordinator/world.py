@@ -15,8 +15,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.config import AuditSection
 from coordinator.rules.selection import OFF, SelectionRules
-from coordinator.rules.trust import Finding, OwnerStanding, TrustRules
+from coordinator.rules.trust import Finding, OwnerStanding
 from coordinator.store import payout_tables, tables
 from coordinator.store.state import Database, engine
 from coordinator.transactions import (
@@ -69,7 +70,7 @@ MAX_COST = SAMPLES * MAX_NEW
 
 HONEST_TOKENS = 2 * SAMPLES
 
-NO_AUDITS = TrustRules(first_groups=0, floor=0.0, trusted_floor=0.0)
+NO_AUDITS = AuditSection(first_groups=0, floor=0.0, trusted_floor=0.0)
 
 
 def said(source: PromptRef) -> int:
@@ -133,7 +134,7 @@ class World:
         lookahead: int = 0,
         selection: SelectionRules = OFF,
         problems: int = 0,
-        rules: TrustRules = NO_AUDITS,
+        rules: AuditSection = NO_AUDITS,
         epoch_groups: int = 256,
         master: bytes = bytes(32),
         postgres_url: str = "",
@@ -160,7 +161,7 @@ class World:
             lookahead=lookahead,
             selection=selection,
         )
-        self.audits = AuditTerms(master, rules, epoch_groups=epoch_groups)
+        self.audits = AuditTerms(master, rules.model_copy(update={"epoch_groups": epoch_groups}))
         self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), self.reward, self.audits)
         self._numbers = count(1)
         self.draw = PromptDraw(

@@ -21,7 +21,7 @@ from protocol.work.rollout import pack_tokens
 from swarm_node.coordinator_api.join_string import parse as parse_join
 from swarm_node.coordinator_api.join_string import round_folder
 from swarm_node.keys import identity
-from swarm_node.work.lease_log import Leased
+from swarm_node.work.lease_log import LeaseLog
 from tests.processes.impostor import Impostor
 from tests.processes.light_node import LightNode
 from tests.processes.programs import PATIENCE_S, Swarm, said, until
@@ -80,7 +80,7 @@ def caught(swarm: Swarm, policy: Path) -> Caught:
     with closing(LightNode(coordinator.join_string, seed=me.seed)) as node:
         node.register()
         (lease,) = node.lease(1)
-        Leased(folder).keep([lease])  # as the agent does with each
+        LeaseLog(folder).record([lease])  # as the agent does with each
         node.submit(node.answer(lease))
 
         def judged() -> Explanations | None:

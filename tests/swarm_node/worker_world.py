@@ -17,8 +17,14 @@ from protocol.work.rollout import Sample, pack_tokens
 from swarm_node.allowance.rules import Decision, LimitReason, Why
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest
 from swarm_node.engine.throughput import SampleWork
-from swarm_node.versions.follower import HeldVersion
+from swarm_node.versions.fetcher import HeldVersion
 from swarm_node.versions.milestones import Milestones
+from swarm_node.work.engine_turn import EngineTurns
+from swarm_node.work.held_leases import HeldLeases
+from swarm_node.work.lease_offers import LeaseOffers
+from swarm_node.work.lease_pacing import LeasePacing, NodePace
+from swarm_node.work.rollout_writer import RolloutWriter
+from swarm_node.work.round_engine import RoundEngine
 from swarm_node.work.worker import Worker
 
 DEADLINE_S = 300.0
@@ -74,19 +80,30 @@ class World:
         self.asked: list[LeaseRequest] = []
         self._engine: deque[SampleRequest] = deque()
         self.tokens_per_s, self.cards_ready = 1.0, 1
+        self.price_floor = 0
         everything = cast(Any, self)
-        self.worker = Worker(
+        self.engine = RoundEngine(everything, EngineTurns().turn_of(0), everything)
+        self.pacing = LeasePacing(lambda: 4 * self.engine.pool.cards_ready)
+        self.leases = HeldLeases(everything, everything)
+        writer = RolloutWriter(NodeKey(bytes(32)), "0" * 64, everything, everything)
+        self.offers = LeaseOffers(
             coordinator=everything,
-            policies=everything,
-            engine=everything,
-            outbox=everything,
-            leased=everything,
-            sender=everything,
-            teller=everything,
+            leases=self.leases,
+            lease_log=everything,
             gate=everything,
-            key=NodeKey(bytes(32)),
-            round_id="0" * 64,
-            groups_per_request=4,
+            pacing=self.pacing,
+            pace=lambda: NodePace(self.engine.pool.tokens_per_s, writer.tokens_per_sample),
+            price_floor=lambda: self.price_floor,
+        )
+        self.worker = Worker(
+            policies=everything,
+            engine=self.engine,
+            leases=self.leases,
+            offers=self.offers,
+            writer=writer,
+            sender=everything,
+            reporter=everything,
+            gate=everything,
         )
 
     def decide(self, *whys: Why) -> None:
@@ -173,13 +190,13 @@ class World:
     def start(self, lease: Lease) -> None:
         pass
 
-    def keep(self, leases: Sequence[Lease]) -> None:
-        """A note of what was leased."""
+    def record(self, leases: Sequence[Lease]) -> None:
+        """The lease log."""
         if error := self.trouble.pop("keep", None):
             raise error
         self.kept |= {lease.lease_id for lease in leases}
 
-    def grew(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
+    def add_tokens(self, lease_id: str, parts: Collection[FragmentPart]) -> None:
         self.note(f"told {int(lease_id, 16)}")
 
     def forget(self, lease_id: str) -> None:

@@ -32,11 +32,11 @@ FRAGMENTS = {
     "coordinator/environments/verifiers_harness.py": "a program of verifiers, which imports it by name",
     "coordinator/learner/embedded.py": "torch, apart from the text of the policy, which is read without it",
     "coordinator/learner/state_root.py": "the specification of a state's root, which the log relies on",
-    "coordinator/config/notify.py": "a section of its own, as each module of settings has one subject",
     "coordinator/pages/feed.py": "one page per module",
     "coordinator/pages/metric_words.py": "words of metrics, apart from the page that shows them",
     "coordinator/learner/tracked_settings.py": "what leaves the machine as settings, apart from the boards it goes to",
     "coordinator/pages/samples.py": "text of nodes on a page, apart from the figures of training",
+    "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/rails/files.py": "writes what each rail's module returns",
@@ -57,7 +57,7 @@ FRAGMENTS = {
     "swarm_node/ledger/payouts.py": "the form of one document",
     "swarm_node/owner/live_view.py": "draws on a terminal; its lines are in status_lines",
     "swarm_node/seed.py": "a program of its own: the seeder",
-    "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the follower that acts on it",
+    "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the fetcher that acts on it",
     "swarm_node/versions/milestones.py": "a stopwatch on its own clock",
     "swarm_node/work/version_failures.py": "a machine of its own: which version fails, apart from who works",
 }
@@ -89,8 +89,6 @@ LARGE_CLASSES = {
     "swarm_node/p2p/yamux_machine.py:YamuxMachine": "a state machine: every attribute is a part of its state",
     "swarm_node/picker/picker.py:Picker": "a state machine over chunks and sources, which keeps indexes of both",
     "swarm_node/picker/sources.py:SourceState": "what the picker knows of one source, updated by each of its answers",
-    "swarm_node/versions/follower.py:PolicyFollower": "wires coordinator, origins, updater, chunks and host",
-    "swarm_node/work/worker.py:Worker": "wires engine, outbox, sender and reporter; the state of what is in the engine",
 }
 """`path:class` → why it has more attributes, or parameters of its constructor, than others."""
 

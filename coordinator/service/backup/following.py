@@ -38,7 +38,7 @@ from typing import IO
 import sqlalchemy as sa
 from blake3 import blake3
 
-from coordinator.base.files import full_disk_named, make_folder, open_private, sync, write_durably
+from coordinator.base.files import full_disk_named, link_or_copy, make_folder, open_private, sync, write_durably
 from coordinator.config import Config
 from coordinator.reports import standby
 from coordinator.reports.standby import Confirmed
@@ -247,7 +247,7 @@ class Follower:
     def _read_state(self) -> StoreState:
         state = StoreState()
         with database.moment(self._config.state) as connection:
-            state.look(connection)
+            state.read(connection)
         return state
 
     def _walk(self, files: _Found, place: Path, but: tuple[str, ...] = ()) -> None:
@@ -268,7 +268,7 @@ class Follower:
                     files.known[name] = last
                     continue
                 held = self._place / secrets.token_hex(8)
-                training.second_name(path, held)
+                link_or_copy(path, held)
                 files.held[name] = (mark, held)
 
     def _write(self, round_files: _Found, learner: dict[str, Path], state: StoreState) -> Contents:

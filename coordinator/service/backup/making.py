@@ -26,7 +26,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.base.files import make_folder, open_private
+from coordinator.base.files import link_or_copy, make_folder, open_private
 from coordinator.config import Config
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.service.backup import database, training
@@ -90,12 +90,12 @@ class StoreState:
     taken_ms: int = 0
     """Time of the copy; 0: the time at which the list is made."""
 
-    def look_closely(self, connection: sa.Connection) -> None:
+    def read_and_check(self, connection: sa.Connection) -> None:
         """Read the state of the store, and check its ledger."""
-        self.look(connection)
+        self.read(connection)
         self.differences = len(store.rebuild(connection, locked=False))
 
-    def look(self, connection: sa.Connection) -> None:
+    def read(self, connection: sa.Connection) -> None:
         self.schema = _schema_of(connection)
         self.round_id = get_fact(connection, ROUND_ID)
         self.ledger_size = store.size(connection)
@@ -126,7 +126,7 @@ class _Staged:
         """Give a file a second name; skip a file that was deleted meanwhile, which is not needed."""
         held = self.folder / secrets.token_hex(8)
         with suppress(FileNotFoundError):
-            training.second_name(path, held)
+            link_or_copy(path, held)
             self.files[name] = held
 
 
@@ -158,7 +158,7 @@ def save_store(config: Config, config_file: Path, target: Path, tell: Tell) -> C
     """Save only the store of a stopped round, with any schema; the rest of the round's folder is not saved."""
     snapshot, place = StoreState(), "store"
     with writing(target) as (writer, partial):
-        database.save(config.state, partial / place, tell, snapshot.look)
+        database.save(config.state, partial / place, tell, snapshot.read)
         entries = [described(partial, f"{place}/{escaped(path.name)}") for path in sorted((partial / place).iterdir())]
         entries.append(_add(writer, "operator.toml", config_file.read_bytes()))
         contents = snapshot.contents(config, keys="left out", folder="as it is", files=tuple(entries))
@@ -179,7 +179,7 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
     snapshot = StoreState()
     with _moment(config, staged, secret) as store_then:
         place = staged.folder / "store"
-        database.copy(store_then, place, tell, snapshot.look_closely)
+        database.copy(store_then, place, tell, snapshot.read_and_check)
     if snapshot.differences:
         raise BackupInvalid(
             f"The store contradicts its ledger in {snapshot.differences} places. No backup was made.",

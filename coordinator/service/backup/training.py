@@ -5,10 +5,10 @@
 - A held checkpoint is read as the learner will read it, so that training can resume from every backup.
 """
 
-import os
 import shutil
 from pathlib import Path
 
+from coordinator.base.files import link_or_copy
 from coordinator.service.backup.archive import BackupInvalid
 from protocol.errors import ConfigInvalid
 
@@ -34,23 +34,13 @@ def hold_checkpoint(checkpoints: Path, place: Path) -> dict[str, Path]:
         held.mkdir(parents=True)
         try:
             for file in sorted(newest.iterdir()):
-                second_name(file, held / file.name)
+                link_or_copy(file, held / file.name)
         except FileNotFoundError:
             continue
         if checkpoint.newest(checkpoints) == newest:
             _require_readable(held, newest)
             return {f"{newest.name}/{file.name}": file for file in sorted(held.iterdir())}
     raise BackupInvalid("The learner replaced its checkpoint at every attempt.", hint="Try again.")
-
-
-def second_name(path: Path, held: Path) -> None:
-    """Link the file `path` to `held`, or copy it where hard links are not supported."""
-    try:
-        os.link(path, held)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without hard links
-        shutil.copyfile(path, held)
 
 
 def _require_readable(held: Path, path: Path) -> None:

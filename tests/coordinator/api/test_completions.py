@@ -339,7 +339,7 @@ async def test_what_cannot_be_answered_is_refused_by_name(
 async def test_a_prompt_leaves_room_for_the_longest_completion_of_the_round(served: Served) -> None:
     """Engines refuse a prompt without that room, however few tokens are asked for."""
     key = await make_key(served)
-    (await served.round.text()).positions = 10
+    (await served.round.policy.text()).positions = 10
     status, error = await refused(served, key, prompt="10+2=", max_tokens=1)
     assert (status, error["code"], error["param"]) == (400, "field_refused", "prompt")
     assert "5 tokens" in error["message"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from coordinator.api import nodes
+from coordinator.service import news
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import HeartbeatReply, VersionRequest
@@ -26,7 +26,7 @@ async def test_a_question_for_a_newer_version_is_answered_the_moment_it_is_publi
     await served.publish()
     key = await served.join()
     question = VersionRequest(newer_than=1)
-    async with asyncio.timeout(nodes.NEWS_HOLD_S / 2):
+    async with asyncio.timeout(news.NEWS_HOLD_S / 2):
         assert (await served.call(key, "/v1/versions", VersionRequest(newer_than=0), HeartbeatReply)).newest_version
         waiting = asyncio.create_task(served.call(key, "/v1/versions", question, HeartbeatReply))
         await served.publish(2)
@@ -37,16 +37,16 @@ async def test_a_node_that_asks_for_news_a_thousand_times_holds_two_requests(ser
     await served.publish()
     key = await served.join()
     question = VersionRequest(newer_than=1)
-    async with asyncio.timeout(nodes.NEWS_HOLD_S / 2):
+    async with asyncio.timeout(news.NEWS_HOLD_S / 2):
         asked = {
             asyncio.create_task(served.call(key, "/v1/versions", question, HeartbeatReply))
-            for _ in range(nodes.QUESTIONS_PER_NODE + 20)
+            for _ in range(news.HELD_PER_NODE + 20)
         }
-        while len(asked) > nodes.QUESTIONS_PER_NODE:
+        while len(asked) > news.HELD_PER_NODE:
             _, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         await served.publish(2)
         assert {(await reply).newest_version for reply in asked} == {2}
-    assert not served.round.questions
+    assert not served.round.news.held_requests
 
 
 async def test_a_stranger_cannot_hold_a_question_open(served: Served) -> None:

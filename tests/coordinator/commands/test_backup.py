@@ -19,9 +19,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from coordinator.commands.backup import launch_line
-from coordinator.config import Config, load
+from coordinator.config import AuditSection, Config, load
 from coordinator.publishing.signed_metadata import SignedMetadata
-from coordinator.rules.trust import TrustRules
 from coordinator.service.backup import database, making, restoring
 from coordinator.service.backup.archive import BackupInvalid, escaped, plain, reading, seal, unseal, writing
 from coordinator.store.state import Database
@@ -331,7 +330,7 @@ def test_a_postgresql_is_copied_and_loaded_whole(empty_postgres: str, tmp_path: 
 
 
 def test_a_copy_is_of_one_moment_while_others_write(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=TrustRules())
+    world = World(tmp_path, rules=AuditSection())
     world.publish(1, 0)
     node = world.join(1)
     sizes = list[int]()

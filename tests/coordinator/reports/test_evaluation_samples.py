@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.config import AuditSection, Config, EvalSection
+from coordinator.config.round import RoundSection
 from coordinator.reports import evaluation_samples
 from coordinator.reports.evaluation_samples import CUT, SHOWN_MAX, SampleArchive, shortened
-from coordinator.rules.trust import TrustRules
 from coordinator.transactions import evaluations
-from coordinator.transactions.evaluations import EvaluationTerms
 from protocol import limits
 from protocol.errors import NotFound
 from protocol.wire.signing import NodeKey
@@ -18,7 +18,7 @@ from protocol.work.lease import Lease
 from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, World, answer, honest_sample
 
-TERMS = EvaluationTerms(every=1, problems=3, samples=2, patience_ms=60_000, last_update=100)
+CONFIG = Config(eval=EvalSection(every=1, problems=3, samples=2, patience_s=60.0), round=RoundSection(max_updates=100))
 WRONG = Sample(tokens=pack_tokens([7, END]), logprobs=pack_logprobs([-0.5, -0.1]), finish="stop")
 
 
@@ -41,7 +41,7 @@ def world(tmp_path: Path) -> World:
 def evaluate(world: World, key: NodeKey, version: int, first: Sample | None = None) -> None:
     """Publish a version, and answer all problems of its evaluation; the first sample of each group is `first`."""
     world.publish(version, version - 1)
-    world.run(evaluations.start_due_evaluations, version, {"held_out": 10}, TERMS, world.now_ms)
+    world.run(evaluations.start_due_evaluations, version, {"held_out": 10}, CONFIG, world.now_ms)
     while True:
         leases = world.offer(key, version=version, groups=8).leases
         given = [lease for lease in leases if is_held_out(lease)]
@@ -78,7 +78,7 @@ def test_the_first_sample_of_the_first_problems_is_read_newest_evaluation_first(
 
 def test_an_evaluation_that_runs_is_not_shown(world: World) -> None:
     world.publish(1, 0)
-    world.run(evaluations.start_due_evaluations, 1, {"held_out": 10}, TERMS, world.now_ms)
+    world.run(evaluations.start_due_evaluations, 1, {"held_out": 10}, CONFIG, world.now_ms)
     assert read(world, SampleArchive(2), Decoder()) == []
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_decoded_twice(world: World) -> None:
 
 
 def test_a_sample_that_an_audit_retracts_disappears(tmp_path: Path) -> None:
-    world, archive = World(tmp_path, rules=TrustRules()), SampleArchive(3)
+    world, archive = World(tmp_path, rules=AuditSection()), SampleArchive(3)
     evaluate(world, world.join(1), 1)
     (before,) = read(world, archive, Decoder())
     last, *others = world.take_cases()

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.config import Config, parse
+from coordinator.config import AuditSection, Config, parse
 from coordinator.reports import learner_waiting, summary
-from coordinator.rules.trust import TrustRules
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import standings
 from protocol.text.money import CREDITS
@@ -62,7 +61,7 @@ def test_without_a_node_it_waits_and_with_a_batch_at_hand_it_will(at_work: World
 
 
 def test_claims_that_wait_for_an_auditor_stop_the_work(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=TrustRules(first_groups=64))
+    world = World(tmp_path, rules=AuditSection(first_groups=64))
     world.publish(1, 0)
     key = world.join(1)
     world.earn(key)

@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.config import AuditSection
 from coordinator.reports import moderation
 from coordinator.reports.summary import AFTER_ALL_MS
-from coordinator.rules.trust import OwnerStanding, TrustRules
+from coordinator.rules.trust import OwnerStanding
 from coordinator.store import tables
 from coordinator.store.state import Database
 from coordinator.transactions import orders, standings
@@ -104,7 +105,7 @@ async def test_an_unbanned_owner_is_audited_in_full_again(world: World) -> None:
 
 
 async def test_an_owner_who_was_banned_without_a_fault_is_banned_by_the_second_one(tmp_path: Path) -> None:
-    world = World(tmp_path, staleness=100, rules=TrustRules())
+    world = World(tmp_path, staleness=100, rules=AuditSection())
     world.publish(1, 0)
     node = world.join(1)
     for action in ("ban", "unban"):

@@ -26,7 +26,7 @@ def at_work(world: World) -> World:
     for _ in range(world.terms.groups_per_update):
         world.earn(key)
     train(world, 1)
-    world.run(programs.heard, world.now_ms, asks_for=2)
+    world.run(programs.record_learner_request, world.now_ms, asks_for=2)
     return world
 
 
@@ -65,7 +65,7 @@ def test_a_learner_that_crashes_again_and_again_stands_until_it_made_an_update(a
         at_work.now_ms += 1000
         fares(at_work, "learner", Life("crashed", 1, restarts))
         fares(at_work, "learner", Life("runs", 1, restarts))
-        at_work.run(programs.heard, at_work.now_ms, asks_for=2)
+        at_work.run(programs.record_learner_request, at_work.now_ms, asks_for=2)
     found = told(at_work)
     assert found["learner"]["state"] == "stands"
     assert "code 1 0 s ago, 2 times" in found["alarm"]
@@ -73,7 +73,7 @@ def test_a_learner_that_crashes_again_and_again_stands_until_it_made_an_update(a
     for _ in range(at_work.terms.groups_per_update):
         at_work.earn(at_work.join(2))
     train(at_work, 2)
-    at_work.run(programs.heard, at_work.now_ms, asks_for=3)
+    at_work.run(programs.record_learner_request, at_work.now_ms, asks_for=3)
     assert told(at_work)["learner"]["state"] == "works"
 
 
@@ -99,7 +99,7 @@ def test_a_learner_that_never_came_stands(world: World) -> None:
 def test_a_wait_that_goes_on_is_a_wait(at_work: World) -> None:
     """The learner asks again every 20 seconds, so it is not silent."""
     at_work.now_ms += 3_600_000
-    at_work.run(programs.heard, at_work.now_ms, asks_for=2)
+    at_work.run(programs.record_learner_request, at_work.now_ms, asks_for=2)
     found = told(at_work)
     assert found["learner"]["state"] == "waits"
     assert found["learner_waits_s"] == 3600
@@ -111,7 +111,7 @@ def test_a_learner_that_waits_for_its_first_node_waits_all_of_its_time(world: Wo
     world.run(programs.launched, world.now_ms)
     asleep = told(world, 60)
     assert (asleep["learner_idle_share"], asleep["learner_idle_share_lately"]) == (0, 0), "it has asked for nothing yet"
-    world.run(programs.heard, world.now_ms, asks_for=1)
+    world.run(programs.record_learner_request, world.now_ms, asks_for=1)
     found = told(world, 60)
     assert (found["learner_idle_share"], found["learner_idle_share_lately"]) == (1, 1)
     assert "learner idle 100% of the whole round" in overview.text(found | summary.public_settings(CONFIG, "a" * 64))
@@ -119,11 +119,11 @@ def test_a_learner_that_waits_for_its_first_node_waits_all_of_its_time(world: Wo
 
 def test_the_first_batch_may_take_minutes_and_not_hours(world: World) -> None:
     world.run(programs.launched, world.now_ms)
-    world.run(programs.heard, world.now_ms, asks_for=1)
+    world.run(programs.record_learner_request, world.now_ms, asks_for=1)
     world.join(1)
     for minutes, state in ((5, "works"), (60, "waits")):
         asked_ms = world.now_ms + 60_000 * minutes
-        world.run(programs.heard, asked_ms, asks_for=1)
+        world.run(programs.record_learner_request, asked_ms, asks_for=1)
         assert told(world, 60 * minutes)["learner"]["state"] == state
 
 

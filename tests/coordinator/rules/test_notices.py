@@ -2,11 +2,17 @@
 
 from typing import Any
 
+from coordinator.config import NotifySection
 from coordinator.rules import notices
-from coordinator.rules.notices import DAY_MS, HOUR_MS, WAITING_MAX, Notice, NoticeBook, NoticeRules
+from coordinator.rules.notices import DAY_MS, HOUR_MS, WAITING_MAX, Notice, NoticeBook
 
 HOLD_MS = 120_000
-RULES = NoticeRules(("webhook", "mail"), "warning", HOLD_MS)
+MAIL: dict[str, Any] = {
+    "mail_to": ("op@example.org",),
+    "mail_from": "round@example.org",
+    "smtp": "example.org:587",
+}
+SETTINGS = NotifySection(webhook="https://example.org/", hold_s=HOLD_MS / 1000, **MAIL)
 START_MS = 10 * DAY_MS
 
 
@@ -17,18 +23,18 @@ def alarm(code: str, text: str = "It hangs.", severity: str = "critical") -> dic
 class Days:
     """A book, and what happens to it."""
 
-    def __init__(self, rules: NoticeRules = RULES) -> None:
-        self.book, self.rules, self.now_ms = NoticeBook(), rules, START_MS
+    def __init__(self, settings: NotifySection = SETTINGS) -> None:
+        self.book, self.settings, self.now_ms = NoticeBook(), settings, START_MS
 
     def look(self, *alarms: dict[str, str], incidents: Any = (), after_ms: int = 0) -> list[tuple[str, str]]:
         """Look at the round; return the new messages."""
         self.now_ms += after_ms
         before = self.book.number
         self.book = NoticeBook.model_validate_json(self.book.model_dump_json())  # as the store keeps it
-        self.book = notices.observe(self.book, alarms, incidents, self.rules, self.now_ms)
+        self.book = notices.observe(self.book, alarms, incidents, self.settings, self.now_ms)
         return [(each.state, each.code) for each in self.book.outbox if int(each.id) > before]
 
-    def deliver(self, *, accepted: bool, channels: tuple[str, ...] = RULES.channels) -> list[tuple[str, str]]:
+    def deliver(self, *, accepted: bool, channels: tuple[str, ...] = SETTINGS.channels) -> list[tuple[str, str]]:
         """Try all that is due; return it."""
         tried = notices.due(self.book, self.now_ms)
         for notice, channel in tried:
@@ -71,7 +77,7 @@ def test_a_restart_neither_repeats_an_alarm_nor_ends_it_before_a_look() -> None:
 
 
 def test_a_level_hides_what_is_below_it() -> None:
-    days = Days(NoticeRules(("mail",), "critical", 0))
+    days = Days(NotifySection(level="critical", hold_s=0, **MAIL))
     assert days.look(alarm("a", severity="warning"), alarm("b")) == [("begins", "b")]
 
 
@@ -117,7 +123,7 @@ def test_a_message_waits_for_each_channel_with_growing_pauses() -> None:
 
 
 def test_a_receiver_that_stays_away_costs_a_bounded_room_and_a_day() -> None:
-    days = Days(NoticeRules(("webhook",), "warning", 0))
+    days = Days(NotifySection(webhook="https://example.org/", hold_s=0))
     for number in range(3 * WAITING_MAX):
         days.look(alarm(f"a{number}"), after_ms=1000)
     assert len(days.book.outbox) == WAITING_MAX

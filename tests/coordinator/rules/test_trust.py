@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.config import AuditSection
 from coordinator.rules import trust
-from coordinator.rules.trust import Finding, Level, OwnerStanding, TrustRules
+from coordinator.rules.trust import Finding, Level, OwnerStanding
 from ledger.drawing import ALL_PPM
 
-RULES = TrustRules()
+RULES = AuditSection()
 FINDINGS: st.SearchStrategy[list[Finding]] = st.lists(st.sampled_from(["pass", "soft", "hard", "pardon"]), max_size=30)
 
 
@@ -67,7 +68,7 @@ def test_a_pardon_changes_nothing() -> None:
 
 
 def test_a_round_without_audits_keeps_no_escrow() -> None:
-    none = TrustRules(first_groups=0, floor=0.0, trusted_floor=0.0)
+    none = AuditSection(first_groups=0, floor=0.0, trusted_floor=0.0)
     assert (trust.rate_ppm(OwnerStanding(), none), trust.window(OwnerStanding(), none)) == (0, 0)
 
 
@@ -127,9 +128,9 @@ def test_faking_costs_more_than_it_earns_however_far_rates_are_eased(
 
 
 def test_rates_of_nothing_stay_what_they_are() -> None:
-    none = TrustRules(first_groups=0, floor=0.0, trusted_floor=0.0)
+    none = AuditSection(first_groups=0, floor=0.0, trusted_floor=0.0)
     assert trust.rate_ppm(OwnerStanding(), none, ease=1.0) == 0
-    shrinking = TrustRules(floor=0.0, trusted_floor=0.0)
+    shrinking = AuditSection(floor=0.0, trusted_floor=0.0)
     assert trust.rate_ppm(OwnerStanding(100, 100), shrinking, ease=1.0) == trust.rate_ppm(
         OwnerStanding(100, 100), shrinking
     )

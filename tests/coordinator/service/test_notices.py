@@ -129,11 +129,11 @@ async def round_of(config: Config) -> AsyncIterator[Callable[[], OperatorNotices
 async def test_a_webhook_gets_signed_messages_once_over_restarts(tmp_path: Path) -> None:
     async with hook() as (receiver, url), round_of(settings(tmp_path, f"webhook={url}")) as start:
         for _ in range(3):  # as after three restarts
-            await start().look(STATUS)
+            await start().observe(STATUS)
             await start().send()
         made = start()
-        await made.look(QUIET)
-        await made.look(QUIET)
+        await made.observe(QUIET)
+        await made.observe(QUIET)
         await made.send()
         await made.send()
     assert [json.loads(body)["state"] for body, _ in receiver.posts] == ["begins", "ends"]
@@ -156,7 +156,7 @@ async def test_a_webhook_that_refuses_is_tried_again_and_its_url_stays_out_of_th
         receiver.status = status
         made = start()
         with caplog.at_level(logging.INFO):
-            await made.look(STATUS)
+            await made.observe(STATUS)
             await made.send()
             await made.send()
         assert len(receiver.posts) == 1, "the second try waits for its pause"
@@ -169,7 +169,7 @@ async def test_a_webhook_that_refuses_is_tried_again_and_its_url_stays_out_of_th
 async def test_a_webhook_that_is_away_stops_nothing(tmp_path: Path) -> None:
     async with round_of(settings(tmp_path, "webhook=http://127.0.0.1:1/x")) as start:
         made = start()
-        await made.look(STATUS)
+        await made.observe(STATUS)
         await made.send()
         assert len(await made.waiting()) == 1
 
@@ -185,7 +185,7 @@ async def test_mail_goes_by_tls_with_a_login(tmp_path: Path, monkeypatch: pytest
         words = ('mail_to=["a@example.org", "b@example.org"]', "mail_from=swarm@example.org", f"smtp={address}")
         async with round_of(settings(tmp_path, *words, "smtp_user=swarm")) as start:
             made = start()
-            await made.look(STATUS)
+            await made.observe(STATUS)
             await made.send()
             assert await made.waiting() == ()
     (mail,) = server.mail
@@ -206,7 +206,7 @@ async def test_mail_without_the_tls_that_is_asked_for_is_not_sent(
         words = ('mail_to=["a@example.org"]', "mail_from=swarm@example.org", f"smtp={address}", "smtp_user=swarm")
         async with round_of(settings(tmp_path, *words)) as start:
             made = start()
-            await made.look(STATUS)
+            await made.observe(STATUS)
             await made.send()
             assert len(await made.waiting()) == 1
     assert (server.mail, server.logins) == ([], [])
@@ -219,7 +219,7 @@ async def test_mail_that_the_server_refuses_waits(tmp_path: Path, caplog: pytest
         words = ('mail_to=["a@example.org"]', "mail_from=swarm@example.org", f"smtp={address}", "smtp_security=none")
         async with round_of(settings(tmp_path, *words)) as start:
             made = start()
-            await made.look(STATUS)
+            await made.observe(STATUS)
             await made.send()
             assert len(await made.waiting()) == 1
     assert "SMTPDataError 451" in caplog.text
@@ -233,7 +233,7 @@ async def test_the_title_of_a_round_adds_no_header_to_a_mail(tmp_path: Path) -> 
         title = config.round.model_copy(update={"title": "x\r\nBcc: thief@example.org"})
         async with round_of(config.model_copy(update={"round": title})) as start:
             made = start()
-            await made.look(STATUS)
+            await made.observe(STATUS)
             await made.send()
     (mail,) = server.mail
     assert "\nBcc:" not in mail

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.config import load
+from coordinator.config import AuditSection, load
 from coordinator.rules.fleet_choice import FleetRules
 from coordinator.rules.topology import NodeLinks, plan
-from coordinator.rules.trust import TrustRules as Audits
 from coordinator.sim.machines import SimulatedNode, SimulatedSpread, depths, draw_links, make_node
 from coordinator.sim.outcome import SimulationOutcome
 from coordinator.sim.report import draw, figures, text
@@ -213,11 +212,11 @@ def test_a_lease_that_takes_too_long_is_given_to_somebody_else_while_its_node_li
 
 def test_forgers_are_found_and_banned_and_little_of_theirs_is_trained_on() -> None:
     pool = SimulatedPool(nodes=40, group_s=40.0, liars=0.2)
-    outcome = run(replace(SMALL, updates=60, pool=pool, audits=Audits()))
+    outcome = run(replace(SMALL, updates=60, pool=pool, audits=AuditSection()))
     liars = sum(node.lies for node in Simulation(replace(SMALL, pool=pool))._nodes)
     assert outcome.banned == liars > 0
     assert outcome.trained_forged < 0.01 * 60 * 64
-    unwatched = replace(SMALL, updates=60, pool=pool, audits=Audits(first_groups=0, floor=0.0, trusted_floor=0.0))
+    unwatched = replace(SMALL, updates=60, pool=pool, audits=AuditSection(first_groups=0, floor=0.0, trusted_floor=0.0))
     assert run(unwatched).trained_forged > 10 * max(1, outcome.trained_forged)
 
 

@@ -55,6 +55,7 @@ class Here:
     def __init__(self, world: World) -> None:
         self.database: Database = world.database
         self.audits, self.terms = world.audits, world.terms
+        self.policy = self
         self.unscored, self.batch_ready, self.turn_watch = asyncio.Event(), asyncio.Event(), TurnWatch()
 
     async def text(self) -> TaskText:

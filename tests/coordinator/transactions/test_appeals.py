@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from coordinator.config import AuditSection
 from coordinator.reports import explain, moderation
-from coordinator.rules.trust import OwnerStanding, TrustRules
+from coordinator.rules.trust import OwnerStanding
 from coordinator.store import tables
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import appeals, owners, standings, tally
@@ -38,7 +39,7 @@ from tests.coordinator.served import serve
 from tests.coordinator.transactions.test_escrow import HALF, earn, entries, let_be_drawn, voids
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World
 
-RULES = TrustRules()
+RULES = AuditSection()
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def appeal(world: World, key: NodeKey, about: str, reason: str = "My card is sou
 
 def rule(world: World, number: int = 1, outcome: Ruled = "granted", code: str = "fault_refuted") -> dict[str, Any]:
     """Rule on an appeal of this round, by default the first; return the result."""
-    given: dict[str, Any] = {"given_by": "me", "rules": world.audits.rules, "now_ms": world.now_ms}
+    given: dict[str, Any] = {"given_by": "me", "rules": world.audits.settings, "now_ms": world.now_ms}
     done: dict[str, Any] = world.run(appeals.rule, called(world, number), outcome, code, "We looked again.", **given)
     return done
 
@@ -85,7 +86,7 @@ def asked(world: World, key: NodeKey, about: str) -> Explanation:
 
 def a_fault(world: World) -> tuple[NodeKey, str, str, str]:
     """A node with a proven claim beside its pledge, the claim of its window, and the one at fault."""
-    world.audits = replace(world.audits, rules=HALF)
+    world.audits = replace(world.audits, settings=HALF)
     key = world.join(1)
     let_be_drawn(world, True)
     pledge, good = earn(world, key, 2)
@@ -386,7 +387,7 @@ class TestTold:
     def test_the_operator_sees_words_evidence_and_what_it_would_pay(self, world: World) -> None:
         key, (first, _, _) = a_ban(world)
         appeal(world, key, first, "Look again.")
-        found = world.run(appeals.appeal_report, called(world, 1), world.audits.rules)
+        found = world.run(appeals.appeal_report, called(world, 1), world.audits.settings)
         assert (found["reason"], found["finding"], found["amount_micros"]) == ("Look again.", "hard", 2 * HONEST_TOKENS)
         assert found["ends_ban"]
         assert json.loads(found["report"]) == {}

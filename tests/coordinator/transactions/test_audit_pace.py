@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.config import Config, parse
+from coordinator.config import AuditSection, Config, parse
 from coordinator.reports import overview, summary
-from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
 from coordinator.transactions import audit_pace, audits, standings
 from ledger.drawing import ALL_PPM
@@ -23,8 +22,8 @@ CONFIG: Config = parse({"audit": {"backlog_max": BACKLOG_MAX}})
 
 @pytest.fixture
 def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
-    made = World(tmp_path, staleness=100, budget_micros=10**9, rules=TrustRules(), postgres_url=store_url)
-    made.audits = replace(made.audits, backlog_max=BACKLOG_MAX)
+    made = World(tmp_path, staleness=100, budget_micros=10**9, rules=AuditSection(), postgres_url=store_url)
+    made.audits = replace(made.audits, settings=CONFIG.audit)
     made.judge = replace(made.judge, audits=made.audits)
     made.publish(1, 0)
     yield made

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.rules.trust import TrustRules
+from coordinator.config import AuditSection
 from coordinator.store import tables
 from coordinator.transactions import audits
 from coordinator.transactions.audits import TRIES_MAX
@@ -17,7 +17,7 @@ from tests.coordinator.world import World
 @pytest.fixture
 def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round in which an owner's first ten groups are all audited."""
-    made = World(tmp_path, staleness=100, rules=TrustRules(), postgres_url=store_url)
+    made = World(tmp_path, staleness=100, rules=AuditSection(), postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()

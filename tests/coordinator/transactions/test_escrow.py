@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.rules.trust import OwnerStanding, TrustRules
+from coordinator.config import AuditSection
+from coordinator.rules.trust import OwnerStanding
 from coordinator.store import tables
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import lottery, standings
@@ -17,8 +18,8 @@ from protocol.errors import OwnerBanned
 from protocol.wire.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer
 
-EVERYTHING = TrustRules()
-HALF = TrustRules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
+EVERYTHING = AuditSection()
+HALF = AuditSection(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 """One unaudited group stays unpaid."""
 
 
@@ -42,8 +43,8 @@ def earn(world: World, key: NodeKey, groups: int = 1) -> list[str]:
 def let_be_drawn(world: World, drawn: bool) -> None:
     """Rates of all or nothing, so that a test knows what is drawn."""
     rate = 1.0 if drawn else 0.0
-    rules = replace(world.audits.rules, first_groups=0, floor=rate, trusted_floor=rate)
-    world.judge = replace(world.judge, audits=replace(world.audits, rules=rules))
+    rules = world.audits.settings.model_copy(update={"first_groups": 0, "floor": rate, "trusted_floor": rate})
+    world.judge = replace(world.judge, audits=replace(world.audits, settings=rules))
 
 
 def finish(world: World) -> None:
@@ -87,7 +88,7 @@ class TestSettlement:
         assert audited.owed(key.node_id) == (HONEST_TOKENS, HONEST_TOKENS)
 
     def test_what_was_not_drawn_waits_until_its_window_is_closed(self, audited: World) -> None:
-        audited.audits = replace(audited.audits, rules=HALF)
+        audited.audits = replace(audited.audits, settings=HALF)
         key = audited.join(1)
         let_be_drawn(audited, False)
         first, *_ = earn(audited, key, 2)
@@ -99,7 +100,7 @@ class TestSettlement:
         assert audited.rows(tables.audits)[0]["claim_id"] == first
 
     def test_nothing_behind_an_audit_that_is_still_to_come_is_paid(self, audited: World) -> None:
-        audited.audits = replace(audited.audits, rules=HALF)
+        audited.audits = replace(audited.audits, settings=HALF)
         key = audited.join(1)
         let_be_drawn(audited, True)
         (drawn,) = earn(audited, key)
@@ -124,7 +125,7 @@ class TestSettlement:
             assert audited.owed(cheap.node_id)[1] == paid
 
     def test_at_the_end_of_the_round_only_audits_are_waited_for(self, audited: World) -> None:
-        audited.audits = replace(audited.audits, rules=HALF)
+        audited.audits = replace(audited.audits, settings=HALF)
         key = audited.join(1)
         let_be_drawn(audited, False)
         earn(audited, key, 2)
@@ -150,7 +151,7 @@ class TestSettlement:
 
 class TestFaults:
     def test_one_hard_fault_voids_the_window_before_it_and_audits_what_came_after(self, audited: World) -> None:
-        audited.audits = replace(audited.audits, rules=HALF)
+        audited.audits = replace(audited.audits, settings=HALF)
         key = audited.join(1)
         let_be_drawn(audited, True)
         (good,) = earn(audited, key)
@@ -175,7 +176,9 @@ class TestFaults:
         assert audited.audit() == []
 
     def test_a_dear_claim_behind_a_cheap_escrow_is_audited_more_often(self, audited: World) -> None:
-        audited.audits = replace(audited.audits, rules=replace(EVERYTHING, first_groups=1, floor=0.01))
+        audited.audits = replace(
+            audited.audits, settings=EVERYTHING.model_copy(update={"first_groups": 1, "floor": 0.01})
+        )
         audited.judge = replace(audited.judge, audits=audited.audits)
         cheap = audited.join(1, price=PRICE // HONEST_TOKENS)
         (pledge,) = earn(audited, cheap)

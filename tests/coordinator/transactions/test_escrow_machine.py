@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from coordinator.config import AuditSection
 from coordinator.rules import trust
-from coordinator.rules.trust import Finding, TrustRules
+from coordinator.rules.trust import Finding
 from coordinator.store import tables
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import appeals, standings, tally
@@ -24,7 +25,7 @@ from protocol.work.appeal import Appeal, seal_appeal
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer
 
 BUDGET = 10_000
-RULES = TrustRules(first_groups=2, floor=0.25, trusted_groups=12, trusted_floor=0.2)
+RULES = AuditSection(first_groups=2, floor=0.25, trusted_groups=12, trusted_floor=0.2)
 """A window of three to four groups, reached after eight."""
 
 

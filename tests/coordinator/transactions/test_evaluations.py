@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.commands import evaluate
-from coordinator.rules.trust import TrustRules
+from coordinator.config import AuditSection, Config, EvalSection
+from coordinator.config.round import RoundSection
 from coordinator.store import tables
 from coordinator.transactions import evaluations, scoring
-from coordinator.transactions.evaluations import EvaluationTerms
 from protocol.errors import NotFound, OutOfOrder, Unreachable
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease, Prefix
@@ -20,14 +20,19 @@ from protocol.work.messages import LeaseReply
 from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from tests.coordinator.world import END, SAMPLES, World, answer, claim, fragment, honest_sample, rest
 
-TERMS = EvaluationTerms(every=2, problems=3, samples=4, patience_ms=60_000, last_update=100)
+
+def evaluated(*, last_update: int = 100, **settings: Any) -> Config:
+    return Config(eval=EvalSection(**settings), round=RoundSection(max_updates=last_update))
+
+
+CONFIG = evaluated(every=2, problems=3, samples=4, patience_s=60.0)
 SIZES = {"held_out": 10}
 
 
-def publish(world: World, version: int, update: int, terms: EvaluationTerms = TERMS) -> int:
+def publish(world: World, version: int, update: int, config: Config = CONFIG) -> int:
     """Publish a new version as the coordinator does."""
     world.publish(version, update)
-    begun: int = world.run(evaluations.start_due_evaluations, version, SIZES, terms, world.now_ms)
+    begun: int = world.run(evaluations.start_due_evaluations, version, SIZES, config, world.now_ms)
     return begun
 
 
@@ -105,7 +110,7 @@ def test_what_was_measured_is_paid_and_never_trained_on(world: World) -> None:
 def test_evaluations_come_every_so_many_versions_and_at_the_end(world: World) -> None:
     begun = [publish(world, number + 1, number) for number in range(5)]
     assert begun == [1, 0, 1, 0, 1]
-    assert publish(world, 6, TERMS.last_update) == 1
+    assert publish(world, 6, CONFIG.round.max_updates) == 1
     assert [row["why"] for row in shown(world)] == ["before", "every", "every", "last"]
 
 
@@ -114,7 +119,7 @@ def test_publishing_again_after_a_crash_begins_nothing_twice(world: World) -> No
 
 
 def test_nothing_is_measured_unless_it_is_set(world: World) -> None:
-    assert publish(world, 1, 0, EvaluationTerms(last_update=0)) == 0
+    assert publish(world, 1, 1, evaluated(last_update=1)) == 0
 
 
 def test_every_evaluation_of_a_round_has_the_same_problems() -> None:
@@ -137,9 +142,9 @@ def start_in_the_middle(world: World, nodes: int, *, problems: int = 8) -> list[
     """A round that trains, in which each of the nodes is at work, and version 3 is to be measured."""
     world.terms = replace(world.terms, groups_per_update=40)
     keys = [world.join(number + 1) for number in range(nodes)]
-    terms = EvaluationTerms(every=2, before_train=False, problems=problems, samples=2, last_update=100)
+    config = evaluated(every=2, before_train=False, problems=problems, samples=2)
     for version in (1, 2, 3):
-        publish(world, version, 0, terms)
+        publish(world, version, 0, config)
     for key in keys:
         assert not measured(world.offer(key, version=2)), "version 2 is not measured"
     return keys
@@ -151,8 +156,8 @@ def test_free_keys_that_answer_nothing_leave_most_of_an_evaluation_to_others(wor
     for _ in range(2):
         world.earn(worker)
     world.train(1)
-    terms = EvaluationTerms(every=1, before_train=False, problems=8, samples=2, last_update=100)
-    assert publish(world, 2, 1, terms) == 1
+    config = evaluated(every=1, before_train=False, problems=8, samples=2)
+    assert publish(world, 2, 1, config) == 1
     world.give_back(worker, *world.offer(worker, version=2).leases)
     hoarders = [world.join(number) for number in range(2, 30)]
     taken = [lease for key in hoarders for lease in measured(world.offer(key, version=2, groups=8))]
@@ -206,9 +211,9 @@ def test_a_single_node_measures_a_share_of_what_it_does(world: World) -> None:
 
 def test_who_has_nothing_to_sample_for_the_learner_measures(world: World) -> None:
     key = world.join(1)
-    terms = EvaluationTerms(every=2, before_train=False, problems=8, samples=2, last_update=100)
+    config = evaluated(every=2, before_train=False, problems=8, samples=2)
     for version in (1, 2, 3):
-        publish(world, version, 0, terms)
+        publish(world, version, 0, config)
     given = world.offer(key, version=3, groups=8)
     assert len(given.leases) == 8
     assert len(measured(given)) == 2
@@ -252,7 +257,7 @@ def test_work_of_an_evaluation_is_handed_on_like_any_other(world: World) -> None
 
 
 def test_a_fault_takes_its_group_out_and_has_it_measured_anew(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=TrustRules())
+    world = World(tmp_path, rules=AuditSection())
     cheat, honest = world.join(1), world.join(2)
     publish(world, 1, 0)
     (lease,) = measured(world.offer(cheat, groups=1))
@@ -268,7 +273,7 @@ def test_a_fault_takes_its_group_out_and_has_it_measured_anew(tmp_path: Path) ->
 
 
 def test_a_fault_found_afterwards_leaves_the_result_without_it(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=TrustRules())
+    world = World(tmp_path, rules=AuditSection())
     key = world.join(1)
     publish(world, 1, 0)
     finish(world, key, 1)
@@ -288,7 +293,7 @@ def test_nobody_holds_the_version_any_more(world: World) -> None:
     world.publish(2, 1)
 
     def sweep() -> list[int]:
-        ended: list[int] = world.run(evaluations.sweep, TERMS, alive_since_ms=world.now_ms, now_ms=world.now_ms)
+        ended: list[int] = world.run(evaluations.sweep, CONFIG.eval, alive_since_ms=world.now_ms, now_ms=world.now_ms)
         return ended
 
     def hold(version: int) -> None:
@@ -306,8 +311,8 @@ def test_nobody_holds_the_version_any_more(world: World) -> None:
 def test_an_evaluation_ends_when_its_time_is_over(world: World) -> None:
     world.join(1)
     publish(world, 1, 0)
-    world.now_ms += TERMS.patience_ms
-    assert world.run(evaluations.sweep, TERMS, alive_since_ms=0, now_ms=world.now_ms) == [1]
+    world.now_ms += int(1000 * CONFIG.eval.patience_s)
+    assert world.run(evaluations.sweep, CONFIG.eval, alive_since_ms=0, now_ms=world.now_ms) == [1]
     (row,) = shown(world)
     assert (row["state"], row["result"]) == ("void", None)
     assert not world.run(evaluations.is_running)
@@ -323,12 +328,12 @@ def test_waiting_for_an_evaluation_that_no_coordinator_ends_has_an_end(world: Wo
 
 def test_an_operator_may_ask_for_the_newest_version_only(world: World) -> None:
     world.publish(1, 0)
-    assert world.run(evaluations.start_evaluation, 1, "validation", 5, TERMS, now_ms=0) == 1
+    assert world.run(evaluations.start_evaluation, 1, "validation", 5, CONFIG.eval, seed=0, now_ms=0) == 1
     world.publish(2, 1)
     with pytest.raises(OutOfOrder, match="no longer version 1"):
-        world.run(evaluations.start_evaluation, 1, "validation", 5, TERMS, now_ms=0)
+        world.run(evaluations.start_evaluation, 1, "validation", 5, CONFIG.eval, seed=0, now_ms=0)
     with pytest.raises(NotFound):
-        world.run(evaluations.start_evaluation, 9, "validation", 5, TERMS, now_ms=0)
+        world.run(evaluations.start_evaluation, 9, "validation", 5, CONFIG.eval, seed=0, now_ms=0)
 
 
 def test_the_best_version_is_the_earlier_of_equal_ones(world: World) -> None:
@@ -348,7 +353,7 @@ def test_a_result_stands_beside_what_had_been_spent(world: World) -> None:
     world.earn(key)
     world.earn(key)
     world.train(1)
-    publish(world, 2, 1, EvaluationTerms(every=1, problems=2, samples=2, last_update=9))
+    publish(world, 2, 1, evaluated(every=1, problems=2, samples=2, last_update=9))
     (row,) = shown(world)
     assert (row["samples"], row["tokens"], row["seconds"]) == (2.0 * SAMPLES, 8.0, 4.0)
     assert row["cost"] == pytest.approx(8e-6)

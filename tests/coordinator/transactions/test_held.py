@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.config import AuditSection
 from coordinator.reports import explain, health
-from coordinator.rules.trust import TrustRules
 from coordinator.store import tables
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import audits, standings
@@ -25,7 +25,7 @@ BF16, FP32 = "torch/bf16/cuda", "torch/fp32/cpu"
 @pytest.fixture
 def world(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round in which an owner's first ten groups are all audited."""
-    made = World(tmp_path, staleness=100, rules=TrustRules(), postgres_url=store_url)
+    made = World(tmp_path, staleness=100, rules=AuditSection(), postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()

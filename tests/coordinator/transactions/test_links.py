@@ -275,13 +275,14 @@ def plans_of(world: World, keys: Sequence[NodeKey]) -> Plans:
     live = {key.node_id: f"{key.node_id}:1" for key in keys}
     source_up, nodes = links.node_links(live, world.run(links.measured), source=SEEDER)
     plans = Plans()
+    plans.seeder = SEEDER_PEER
     plans.update(1, live, source_up, nodes, now_ms=0)
     return plans
 
 
 def feeding(plans: Plans, keys: Sequence[NodeKey]) -> set[str]:
     """Return the nodes that are the first source of any node."""
-    parts = [plans.part(key.node_id, SEEDER_PEER) for key in keys]
+    parts = [plans.part(key.node_id) for key in keys]
     return {peer.peer_id for part in parts for peer in part.peers if peer.stripes and peer.kind == "peer"}
 
 
@@ -299,7 +300,7 @@ def test_receipt_for_no_bytes_stops_nobodys_plan(world: World) -> None:
     receipt = TransferReceipt(round_id=ROUND, version=1, seconds=2.0, uploads=(nothing,))
     with suppress(MalformedMessage):
         give(world, liar.node_id, Fetched(receipt=liar.seal("receipt", receipt.to_bytes())))
-    assert plans_of(world, [liar, *honest]).part(honest[0].node_id, SEEDER_PEER).rate > 0
+    assert plans_of(world, [liar, *honest]).part(honest[0].node_id).rate > 0
     _, (link,) = links.node_links({honest[0].node_id: ""}, MeasuredLinks({}, {liar.node_id: 0.0}), source=SEEDER)
     assert (link.up, link.down) == (links.UNKNOWN_BYTES_PER_S, links.UNKNOWN_BYTES_PER_S)
     with pytest.raises(ValidationError):

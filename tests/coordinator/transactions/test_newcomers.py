@@ -14,7 +14,7 @@ from coordinator.transactions.newcomers import IN_LINE_MS, LINE, LINE_MAX
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseRequest
-from tests.coordinator.transactions.test_evaluations import TERMS, finish, half_right, measured, publish, shown
+from tests.coordinator.transactions.test_evaluations import evaluated, finish, half_right, measured, publish, shown
 from tests.coordinator.transactions.test_owners import OWNER, delegate
 from tests.coordinator.transactions.test_statements import LEASE, counted
 from tests.coordinator.world import HONEST_TOKENS, World, answer
@@ -223,7 +223,7 @@ def test_a_second_machine_of_an_owner_who_works_is_like_the_first_after_one_answ
 
 
 class TestEvaluations:
-    ONE = replace(TERMS, problems=1)
+    ONE = evaluated(every=2, problems=1, samples=4, patience_s=60.0)
 
     def test_what_a_hoarder_was_to_measure_goes_to_another_at_once_and_the_first_answer_counts(
         self, world: World

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.config import AuditSection
 from coordinator.reports import explain
-from coordinator.rules.trust import OwnerStanding, TrustRules
+from coordinator.rules.trust import OwnerStanding
 from coordinator.store import tables
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import audits, lottery, standings
@@ -24,14 +25,14 @@ from protocol.work.rollout import RolloutClaim, check_claim
 from tests.coordinator.transactions.test_owners import delegate
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer, fragment
 
-HALF = TrustRules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
+HALF = AuditSection(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 """One unaudited group stays unpaid."""
 
 
 @pytest.fixture
 def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round in which an owner's first ten groups, and parts meanwhile, are all audited."""
-    made = World(tmp_path, staleness=100, rules=TrustRules(), postgres_url=store_url)
+    made = World(tmp_path, staleness=100, rules=AuditSection(), postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()
@@ -55,8 +56,8 @@ def first_token(world: World) -> int:
 def is_drawn(world: World, drawn: bool) -> None:
     """Rates of all or nothing, so that a test knows what is drawn."""
     rate = 1.0 if drawn else 0.0
-    rules = replace(world.audits.rules, first_groups=0, floor=rate, trusted_floor=rate)
-    world.judge = replace(world.judge, audits=replace(world.audits, rules=rules))
+    rules = world.audits.settings.model_copy(update={"first_groups": 0, "floor": rate, "trusted_floor": rate})
+    world.judge = replace(world.judge, audits=replace(world.audits, settings=rules))
 
 
 def voided(world: World) -> dict[str, str]:
@@ -137,7 +138,7 @@ class TestSettlement:
         assert money(audited, first) == [(0, 1)]
 
     def test_parts_of_one_token_close_no_window_and_earn_no_trust(self, audited: World) -> None:
-        audited.audits = replace(audited.audits, rules=HALF)
+        audited.audits = replace(audited.audits, settings=HALF)
         key, heir = audited.join(1), audited.join(2)
         is_drawn(audited, False)
         audited.earn(key)

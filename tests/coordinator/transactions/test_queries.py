@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import sqlalchemy as sa
 
-from coordinator.rules.trust import TrustRules
+from coordinator.config import AuditSection
 from coordinator.store import tables
 from coordinator.transactions import api_keys, queries, query_answers, query_usage
 from coordinator.transactions.queries import Query
@@ -353,7 +353,7 @@ def test_queries_of_a_killed_process_end_after_their_time(world: World) -> None:
 
 
 def test_a_fault_gives_the_key_its_money_back(tmp_path: Path) -> None:
-    world = World(tmp_path, rules=TrustRules())
+    world = World(tmp_path, rules=AuditSection())
     world.publish(1, 0)
     node, key = world.join(1), new_key(world)
     numbers = ask(world, key)
@@ -483,7 +483,7 @@ def test_old_queries_are_deleted_and_what_proves_their_payment_stays(world: Worl
 
 def test_open_and_unsettled_queries_are_kept_however_old(tmp_path: Path) -> None:
     """An audit may still find a fault, and the key then gets its money back."""
-    world = World(tmp_path, rules=TrustRules())
+    world = World(tmp_path, rules=AuditSection())
     world.publish(1, 0)
     node, key = world.join(1), new_key(world)
     (answered,) = ask(world, key)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.rules.trust import TrustRules
+from coordinator.config import AuditSection
 from coordinator.store.tables import WAITS, audits
 from coordinator.transactions import checked_rollouts, claims, offers
 from protocol.wire.signing import NodeKey
@@ -29,7 +29,7 @@ NODES = 6
 @pytest.fixture
 def usual(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round at work, with the settings of a usual one."""
-    lottery = TrustRules(first_groups=1, floor=0.05, trusted_groups=2)
+    lottery = AuditSection(first_groups=1, floor=0.05, trusted_groups=2)
     made = World(tmp_path, staleness=100, size=4, lookahead=16, rules=lottery, problems=50, postgres_url=store_url)
     made.terms = replace(made.terms, samples_per_group=8, max_owner_share=0.5)
     made.judge = replace(made.judge, terms=made.terms)

@@ -13,7 +13,7 @@ from protocol.wire.signing import NodeKey
 from swarm_node.cli import app
 from swarm_node.commands.preview import lines, understood
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.doctor.examine import told
+from swarm_node.doctor.examine import description_texts
 from swarm_node.doctor.forecast import MeasuredSpeed, find_speed, forecast, record_speed
 from swarm_node.doctor.line import RoundAnswer
 
@@ -118,8 +118,8 @@ def test_a_coordinator_does_not_write_to_the_terminal() -> None:
 def test_what_the_operator_signed_is_shown_without_empty_texts() -> None:
     said = RoundSection(title="Sums for all", licence="CC0-1.0").describe("ab" * 32)
     answer = RoundAnswer(Coordinator("http://127.0.0.1:9", "ab" * 32, NodeKey(b"1" * 32)), None, said)
-    assert told(answer) == {"title": "Sums for all", "licence": "CC0-1.0"}
-    assert told(answer._replace(description=None)) == {}
+    assert description_texts(answer) == {"title": "Sums for all", "licence": "CC0-1.0"}
+    assert description_texts(answer._replace(description=None)) == {}
 
 
 def test_a_measured_machine_gets_its_own_estimate_also_as_the_first_node() -> None:

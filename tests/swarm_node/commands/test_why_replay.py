@@ -23,7 +23,7 @@ from swarm_node.commands import why
 from swarm_node.coordinator_api.join_string import POLICIES, TRUST_FILE, JoinString, round_folder
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
-from swarm_node.work.lease_log import FILE, Leased
+from swarm_node.work.lease_log import FILE, LeaseLog
 from tests.coordinator.audit.claims import on_round
 from tests.swarm_node.worker_world import policy
 from tests.tiny_policy import make_tiny_policy
@@ -84,7 +84,7 @@ def a_home(folder: Path, policies: dict[int, Path], *held: int, lease: Lease) ->
     manifest = policy(CLAIMED).manifest.model_copy(update={"sampler": sampler})
     documents = Documents(ROUND, root=b"", manifest=manifest.to_bytes(), policy_version=CLAIMED)
     (here / TRUST_FILE).write_bytes(canonical.encode(vars(documents)))
-    Leased(here).keep([lease])
+    LeaseLog(here).record([lease])
     return folder
 
 

@@ -56,13 +56,13 @@ async def test_trouble_is_one_message_and_its_end_another_over_restarts(tmp_path
     desk, now = Desk(tmp_path), 1_000_000
     desk.seen.trouble = "The coordinator does not answer."
     for _ in range(4):
-        await desk.notifier.look(now)
+        await desk.notifier.check(now)
         desk.start()
         now += HOLD_MS // 2
     assert desk.said() == [("trouble", "The coordinator does not answer.")]
     desk.seen.trouble = ""
     for _ in range(4):
-        await desk.notifier.look(now)
+        await desk.notifier.check(now)
         desk.start()
         now += HOLD_MS // 2
     assert [kind for kind, _ in desk.said()] == ["trouble", "over"]
@@ -74,8 +74,8 @@ async def test_messages_of_two_rounds_have_different_ids(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         desk = Desk(tmp_path / name)
         desk.seen.trouble = "The coordinator does not answer."
-        await desk.notifier.look(0)
-        await desk.notifier.look(HOLD_MS)
+        await desk.notifier.check(0)
+        await desk.notifier.check(HOLD_MS)
         ids.append(json.loads(desk.file.read_text())["id"])
     assert ids == ["Wexample-a1b2c3d4-1", "Wexample-09182736-1"]
 
@@ -93,7 +93,7 @@ async def test_trouble_that_passes_is_no_message(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     for number in range(20):
         desk.seen.trouble = "It hangs." if number % 2 else ""
-        await desk.notifier.look(number * (HOLD_MS - 1))
+        await desk.notifier.check(number * (HOLD_MS - 1))
     assert desk.said() == []
 
 
@@ -107,7 +107,7 @@ async def test_a_payout_is_told_and_those_before_the_first_look_are_not(tmp_path
         (3, 1_234_567_890_000),
     ):
         desk.seen.rates = None if count is None else {"payouts": count, "paid_micros": paid_micros}
-        await desk.notifier.look(1)
+        await desk.notifier.check(1)
         desk.start()
     assert desk.said() == [("payout", "Paid: 1,234,562.89 EUR. `swarm-node ledger payouts` fetches the proof.")]
 
@@ -118,12 +118,12 @@ async def test_a_command_that_fails_is_run_again_later_and_the_message_stays(
 ) -> None:
     desk = Desk(tmp_path, *command)
     desk.seen.distrust = "The root key differs."
-    await desk.notifier.look(0)
-    await desk.notifier.look(HOLD_MS)
+    await desk.notifier.check(0)
+    await desk.notifier.check(HOLD_MS)
     (waiting,) = desk.notifier.told.waiting
     desk = Desk(tmp_path)
     desk.seen.distrust = "The root key differs."
-    await desk.notifier.look(HOLD_MS + PAUSE_MS)
+    await desk.notifier.check(HOLD_MS + PAUSE_MS)
     assert desk.said() == [("trouble", "The root key differs.")]
     assert json.loads(desk.file.read_text())["id"] == waiting.id
 
@@ -132,9 +132,9 @@ async def test_pauses_grow_while_a_command_fails(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     desk = Desk(tmp_path, "sh", "-c", f"echo >> {ran}; exit 1")
     desk.seen.trouble = "It hangs."
-    await desk.notifier.look(0)
+    await desk.notifier.check(0)
     for minute in range(60):
-        await desk.notifier.look(HOLD_MS + minute * 60_000)
+        await desk.notifier.check(HOLD_MS + minute * 60_000)
     assert len(ran.read_text().splitlines()) == 6  # at minute 0, 1, 3, 7, 15, 31
 
 

@@ -135,7 +135,7 @@ def test_bytes_that_arrive_are_a_word() -> None:
     talk.stopped.add(PEER_A.name)
     for _ in range(20):
         assert taken_back_from(talk.pass_time(2 * STEP_S), PEER_A) == []
-        talk.picker.heard(PEER_A.name, talk.now)
+        talk.picker.record_arrival(PEER_A.name, talk.now)
     assert taken_back_from(talk.pass_time(SOON_S), PEER_A)
 
 
@@ -146,7 +146,7 @@ def test_bytes_that_arrived_long_ago_are_no_word_now() -> None:
     at = talk.now
     while talk.now < at + SOON_S:
         orders += talk.pass_time(STEP_S)
-        talk.picker.heard(PEER_A.name, at)
+        talk.picker.record_arrival(PEER_A.name, at)
     assert taken_back_from(orders, PEER_A)
 
 

@@ -100,7 +100,7 @@ async def test_a_manifest_that_names_impossible_sizes_is_refused_early_and_costs
             assert re.match(
                 r"Version 2 needs [0-9.]+ TB of disk space, but only .* are free", str(follower.trouble.error)
             )
-            assert (follower.usable_now(), follower.download) == (ready, None), "work goes on with what is here"
+            assert (follower.usable_now(), follower.fetcher.download) == (ready, None), "work goes on with what is here"
             assert here.plans == plans, "nobody was asked for any of it"
             assert everything_in(tmp_path) == held
             here.publish(third := make_version(3, seed=3))

@@ -24,6 +24,8 @@ from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.punch import ReachReport
 from swarm_node.p2p.serve import ChunkServer
+from swarm_node.versions.broadcast_plans import BroadcastPlans
+from swarm_node.versions.fetcher import VersionFetcher
 from swarm_node.versions.follower import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
@@ -115,16 +117,17 @@ class Round:
         """A node's follower as a start of the agent makes it; this version's chunks are stored already."""
         everything: Any = self
         blobs = store(folder / "blobs", (held or self._version).chunks)
-        return PolicyFollower(
-            coordinator=everything,
-            origins=everything,
-            updater=everything,
+        plans = BroadcastPlans(everything, everything, host or everything)
+        fetcher = VersionFetcher(
+            folder=folder / "policies",
             blobs=blobs,
             arrivals=Arrivals(),
-            folder=folder / "policies",
+            origins=everything,
+            plans=plans,
             host=host or everything,
             rng=Random(1),
         )
+        return PolicyFollower(origins=everything, updater=everything, plans=plans, fetcher=fetcher)
 
 
 @pytest.mark.trio
@@ -176,7 +179,7 @@ async def test_a_version_comes_from_an_origin_when_the_coordinator_gives_no_plan
     follower = here.follower(tmp_path, held=make_version(1, seed=9))
     here.trouble, here.stubborn = refusal("no plan"), True
     assert await follows(follower, version) == set()
-    assert follower.traffic.from_http == sum(map(len, version.chunks.values()))
+    assert follower.fetcher.traffic.from_http == sum(map(len, version.chunks.values()))
     here.trouble = None
     await follower._follow()
     assert here.called == [[CHILD]], "it asks again whom to feed"
@@ -197,7 +200,7 @@ async def test_without_a_plan_the_peers_of_the_last_one_are_asked(tmp_path: Path
         with news.expecting((), second.chunks):
             await follower._follow()
     assert follower.ready is not None
-    assert follower.traffic.from_peers == sum(map(len, second.chunks.values()))
+    assert follower.fetcher.traffic.from_peers == sum(map(len, second.chunks.values()))
 
 
 @pytest.mark.trio
@@ -206,7 +209,7 @@ async def test_a_chunk_that_went_bad_on_this_disk_is_fetched_again_and_speaks_ag
 ) -> None:
     version = make_version(2)
     follower = Round(version, CHILD).follower(tmp_path)
-    bad = follower._blobs.path(next(iter(version.chunks)))
+    bad = follower.fetcher._blobs.path(next(iter(version.chunks)))
     bad.write_bytes(b"?" * bad.stat().st_size)
     assert await follows(follower, version) == set()
     assert "was damaged on the disk" in caplog.text
@@ -226,7 +229,7 @@ async def test_a_disk_that_fails_ends_nothing_and_the_version_comes_once_it_does
 ) -> None:
     version = make_version(2)
     follower = Round(version, CHILD).follower(tmp_path, held=make_version(1, seed=9))
-    places = [follower._blobs.path(chunk).parent for chunk in version.chunks]
+    places = [follower.fetcher._blobs.path(chunk).parent for chunk in version.chunks]
     for place in places:
         place.write_text("no folder")
     async with trio.open_nursery() as nursery:
@@ -264,7 +267,7 @@ async def test_what_others_may_still_ask_for_is_kept_while_the_next_version_come
     origin = here.fetcher_for(second.manifest)
 
     async def looking(chunk: ChunkId) -> bytes:
-        held_meanwhile.extend(map(follower._blobs.has, first.chunks))
+        held_meanwhile.extend(map(follower.fetcher._blobs.has, first.chunks))
         return await origin(chunk)
 
     here.fetcher_for = lambda manifest: looking  # type: ignore[method-assign]  # of this round only
@@ -305,7 +308,7 @@ async def test_a_gigabyte_of_one_repeated_chunk_is_refused_by_name_before_a_byte
                 await follower._changed.wait()
             assert follower.distrust.code == "manifest_invalid"
             assert why in str(follower.distrust)
-            assert follower.traffic.from_http == here.plans == 0
+            assert follower.fetcher.traffic.from_http == here.plans == 0
             assert not (tmp_path / "policies").exists()
             here.publish(good)
             follower.hint(3)

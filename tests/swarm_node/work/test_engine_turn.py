@@ -12,23 +12,23 @@ pytestmark = pytest.mark.trio
 async def test_an_agent_with_one_round_always_has_its_turn() -> None:
     turn = EngineTurns().turn_of(0)
     assert turn.is_mine
-    turn.leave()
+    turn.release()
     assert turn.is_mine
-    assert turn.try_take()
-    assert not turn.must_leave
+    assert turn.try_acquire()
+    assert not turn.must_release
     assert not turn.is_used_by_other
 
 
 async def test_a_lent_engine_stays_until_another_round_takes_it() -> None:
     turns = EngineTurns()
     first, second = turns.turn_of(0), turns.turn_of(1)
-    assert first.try_take()
-    assert not second.try_take()
+    assert first.try_acquire()
+    assert not second.try_acquire()
     assert second.is_used_before
-    first.leave()
+    first.release()
     assert first.is_mine, "its version is still in the engine"
     assert not second.is_used_before
-    assert second.try_take()
+    assert second.try_acquire()
     assert not first.is_mine
     assert first.is_used_by_other
 
@@ -39,25 +39,25 @@ async def test_of_several_waiting_rounds_the_first_is_next_and_the_holder_is_ask
     order = []
 
     async def use(name: str, number: int) -> None:
-        await turns.turn_of(number).take()
+        await turns.turn_of(number).acquire()
         order.append(name)
 
-    assert first.try_take()
-    first.leave()
-    assert third.try_take()
+    assert first.try_acquire()
+    first.release()
+    assert third.try_acquire()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(use, "second", 1)
         await wait_all_tasks_blocked()
         nursery.start_soon(use, "first", 0)
         await wait_all_tasks_blocked()
-        assert third.must_leave
+        assert third.must_release
         assert order == [], "a holder is never interrupted"
-        third.leave()
-        assert not third.try_take(), "it does not come before those that waited"
+        third.release()
+        assert not third.try_acquire(), "it does not come before those that waited"
         await wait_all_tasks_blocked()
         assert order == ["first"]
-        assert not first.must_leave
-        first.leave()
+        assert not first.must_release
+        first.release()
     assert order == ["first", "second"]
     assert second.is_mine
 
@@ -65,20 +65,20 @@ async def test_of_several_waiting_rounds_the_first_is_next_and_the_holder_is_ask
 async def test_leases_do_not_wait_for_an_earlier_round_that_works() -> None:
     turns = EngineTurns()
     first, second, third = (turns.turn_of(number) for number in range(3))
-    first.leave()
-    assert third.try_take()
+    first.release()
+    assert third.try_acquire()
     got: list[bool] = []
 
     async def wait() -> None:
-        got.append(await second.take_unless_used())
+        got.append(await second.acquire_unless_used())
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
         assert got == []
-        nursery.start_soon(first.take)
+        nursery.start_soon(first.acquire)
         await wait_all_tasks_blocked()
-        third.leave()
+        third.release()
         await wait_all_tasks_blocked()
         assert first.is_mine
         assert got == [False]
@@ -87,8 +87,8 @@ async def test_leases_do_not_wait_for_an_earlier_round_that_works() -> None:
 async def test_a_round_that_stops_waiting_asks_for_nothing() -> None:
     turns = EngineTurns()
     first, second = turns.turn_of(0), turns.turn_of(1)
-    first.leave()
-    assert second.try_take()
+    first.release()
+    assert second.try_acquire()
     with trio.move_on_after(0):
-        await first.take()
-    assert not second.must_leave
+        await first.acquire()
+    assert not second.must_release

@@ -6,8 +6,8 @@ from trio.testing import MockClock
 
 from protocol.errors import Unreachable
 from protocol.work.messages import LeaseReply, LeaseRequest
-from swarm_node.base.waiting import heard_out
-from swarm_node.work.worker import LAST_WORD_S
+from swarm_node.base.waiting import finish_when_cancelled
+from swarm_node.work.worker import LAST_REPLY_S
 from tests.swarm_node.worker_world import World
 
 pytestmark = pytest.mark.trio
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.trio
 class Leaving(World):
     """An agent that is told to leave while a lease request is on its way."""
 
-    answer_s = LAST_WORD_S / 2
+    answer_s = LAST_REPLY_S / 2
     scope = trio.CancelScope()
 
     async def lease(self, request: LeaseRequest) -> LeaseReply:
@@ -40,7 +40,7 @@ async def test_an_answer_that_takes_long_holds_no_agent_up(autojump_clock: MockC
     world = Leaving(leases=8)
     world.answer_s = 60.0
     assert await leave(world) == ["load v1", "lease v1"]
-    assert trio.current_time() == pytest.approx(LAST_WORD_S)
+    assert trio.current_time() == pytest.approx(LAST_REPLY_S)
 
 
 async def test_what_is_heard_is_returned_and_a_failure_is_raised_as_it_is() -> None:
@@ -50,6 +50,6 @@ async def test_what_is_heard_is_returned_and_a_failure_is_raised_as_it_is() -> N
     async def fail() -> None:
         raise Unreachable("away")
 
-    assert await heard_out(say, patience_s=1.0) == 7
+    assert await finish_when_cancelled(say, patience_s=1.0) == 7
     with pytest.raises(Unreachable):
-        await heard_out(fail, patience_s=1.0)
+        await finish_when_cancelled(fail, patience_s=1.0)

@@ -9,7 +9,7 @@ from protocol.policy.chunks import digest
 from protocol.work.lease import Lease
 from protocol.work.rollout import pack_tokens
 from swarm_node.work import lease_log
-from swarm_node.work.lease_log import Leased
+from swarm_node.work.lease_log import LeaseLog
 from tests.swarm_node.worker_world import World
 
 
@@ -21,58 +21,58 @@ def lease(number: int, prompt: int = 1) -> Lease:
 
 
 def test_a_lease_is_known_by_all_that_it_said(tmp_path: Path) -> None:
-    noted = Leased(tmp_path)
-    noted.keep([lease(1), lease(2)])
-    noted.keep([lease(3)])
+    log = LeaseLog(tmp_path)
+    log.record([lease(1), lease(2)])
+    log.record([lease(3)])
     for number in (1, 2, 3):
-        assert Leased(tmp_path).digest_of(f"{number:032x}") == digest(lease(number).to_bytes())
-    assert noted.digest_of(f"{2:032x}") != digest(lease(2, prompt=9).to_bytes())
-    assert noted.digest_of(f"{4:032x}") is None
+        assert LeaseLog(tmp_path).digest_of(f"{number:032x}") == digest(lease(number).to_bytes())
+    assert log.digest_of(f"{2:032x}") != digest(lease(2, prompt=9).to_bytes())
+    assert log.digest_of(f"{4:032x}") is None
 
 
 def test_the_files_are_read_once_and_again_when_the_older_one_is_replaced(tmp_path: Path) -> None:
-    noted = Leased(tmp_path)
-    noted.keep([lease(1)])
+    log = LeaseLog(tmp_path)
+    log.record([lease(1)])
     (tmp_path / lease_log.FILE).write_text("")
-    noted.keep([lease(1)])
+    log.record([lease(1)])
     assert (tmp_path / lease_log.FILE).read_text() == "", "it is known already"
     (tmp_path / lease_log.FILE).write_text(" " * lease_log.FILE_MAX_BYTES)
-    noted.keep([lease(2)])
-    noted.keep([lease(1)])
-    assert noted.digest_of(f"{1:032x}") == digest(lease(1).to_bytes()), "no file had it any more"
+    log.record([lease(2)])
+    log.record([lease(1)])
+    assert log.digest_of(f"{1:032x}") == digest(lease(1).to_bytes()), "no file had it any more"
 
 
 def test_a_line_that_a_crash_cut_short_is_no_note_and_spoils_none(tmp_path: Path) -> None:
-    noted = Leased(tmp_path)
-    noted.keep([lease(1)])
+    log = LeaseLog(tmp_path)
+    log.record([lease(1)])
     file = tmp_path / lease_log.FILE
     file.write_text(file.read_text()[:-1])
-    noted.keep([lease(2)])
-    assert noted.digest_of(f"{1:032x}") is None
-    assert noted.digest_of(f"{2:032x}") == digest(lease(2).to_bytes())
+    log.record([lease(2)])
+    assert log.digest_of(f"{1:032x}") is None
+    assert log.digest_of(f"{2:032x}") == digest(lease(2).to_bytes())
 
 
 def test_a_lease_that_is_offered_again_with_another_prompt_does_not_rewrite_its_note(tmp_path: Path) -> None:
     """Else the second offer made the lie of afterwards true, and the honest answer to the first one a fault."""
-    noted = Leased(tmp_path)
-    noted.keep([lease(1)])
+    log = LeaseLog(tmp_path)
+    log.record([lease(1)])
     with pytest.raises(LeaseClosed, match=f"{1:032x}"):
-        noted.keep([lease(2), lease(1, prompt=9)])
-    noted.keep([lease(1)])  # as it was
-    assert noted.digest_of(f"{1:032x}") == digest(lease(1).to_bytes())
-    assert noted.digest_of(f"{2:032x}") is None
+        log.record([lease(2), lease(1, prompt=9)])
+    log.record([lease(1)])  # as it was
+    assert log.digest_of(f"{1:032x}") == digest(lease(1).to_bytes())
+    assert log.digest_of(f"{2:032x}") is None
     (tmp_path / lease_log.FILE).rename(tmp_path / f"{lease_log.FILE}.old")
     with pytest.raises(LeaseClosed):
-        noted.keep([lease(1, prompt=9)])
+        log.record([lease(1, prompt=9)])
 
 
 def test_the_beginning_of_a_lease_names_it_as_status_shows_it(tmp_path: Path) -> None:
-    noted = Leased(tmp_path)
-    noted.keep([lease(0xAB << 120), lease(0xCD << 120), lease((0xCD << 120) + 1)])
+    log = LeaseLog(tmp_path)
+    log.record([lease(0xAB << 120), lease(0xCD << 120), lease((0xCD << 120) + 1)])
     whole = f"{0xAB << 120:032x}"
-    assert noted.typed(whole[:8]) == noted.typed(whole) == whole
-    assert noted.typed("f" * 32) == "f" * 32, "the coordinator may know of it"
-    assert noted.typed("f" * 64) == "f" * 64, "a claim"
+    assert log.typed(whole[:8]) == log.typed(whole) == whole
+    assert log.typed("f" * 32) == "f" * 32, "the coordinator may know of it"
+    assert log.typed("f" * 64) == "f" * 64, "a claim"
 
 
 @pytest.mark.parametrize(
@@ -87,29 +87,29 @@ def test_the_beginning_of_a_lease_names_it_as_status_shows_it(tmp_path: Path) ->
     ],
 )
 def test_what_names_no_lease_is_wrong_usage(tmp_path: Path, text: str, said: str) -> None:
-    noted = Leased(tmp_path)
-    noted.keep([lease(0xCD << 120), lease((0xCD << 120) + 1)])
+    log = LeaseLog(tmp_path)
+    log.record([lease(0xCD << 120), lease((0xCD << 120) + 1)])
     with pytest.raises(ConfigInvalid, match=said):
-        noted.typed(text)
+        log.typed(text)
 
 
 def test_a_note_that_is_no_text_spoils_none(tmp_path: Path) -> None:
-    noted = Leased(tmp_path)
+    log = LeaseLog(tmp_path)
     (tmp_path / lease_log.FILE).write_bytes(b"\xff" * 9 + f"\n{1:032x} ".encode() + b"\xff" * 64)
-    noted.keep([lease(2)])
-    assert noted.digest_of(f"{2:032x}") == digest(lease(2).to_bytes())
+    log.record([lease(2)])
+    assert log.digest_of(f"{2:032x}") == digest(lease(2).to_bytes())
 
 
 def test_the_notes_are_bounded_and_the_last_ones_are_there(tmp_path: Path) -> None:
-    noted, a_line = Leased(tmp_path), 1 + 32 + 1 + 64
+    log, a_line = LeaseLog(tmp_path), 1 + 32 + 1 + 64
     fit = lease_log.FILE_MAX_BYTES // a_line
     for start in range(0, 3 * fit, fit // 4):
-        noted.keep([lease(number) for number in range(start, start + fit // 4)])
+        log.record([lease(number) for number in range(start, start + fit // 4)])
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * lease_log.FILE_MAX_BYTES
     last = start + fit // 4 - 1
     for number in (last, last - fit + fit // 4):
-        assert noted.digest_of(f"{number:032x}") == digest(lease(number).to_bytes())
-    assert noted.digest_of(f"{0:032x}") is None
+        assert log.digest_of(f"{number:032x}") == digest(lease(number).to_bytes())
+    assert log.digest_of(f"{0:032x}") is None
 
 
 @pytest.mark.trio

@@ -15,7 +15,7 @@ from protocol.work.fragment import Fragment, FragmentPart
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseProgress, LeaseProgressReply
 from protocol.work.rollout import pack_logprobs, pack_tokens
-from swarm_node.work.progress_reporter import TELL_S, ProgressReporter
+from swarm_node.work.progress_reporter import REPORT_EVERY_S, ProgressReporter
 
 pytestmark = pytest.mark.trio
 
@@ -31,14 +31,14 @@ LEASE = Lease(
 
 
 class World:
-    """A coordinator that notes what it is told, and the teller that tells it."""
+    """A coordinator that records what is reported, and the reporter."""
 
     def __init__(self, lease: Lease = LEASE) -> None:
         self.told: list[LeaseProgress] = []
         self.takes, self.away = True, False
         self.gone: tuple[str, ...] = ()
-        self.teller = ProgressReporter(cast(Any, self), NodeKey(bytes(32)), "0" * 64)
-        self.teller.start(lease)
+        self.reporter = ProgressReporter(cast(Any, self), NodeKey(bytes(32)), "0" * 64)
+        self.reporter.start(lease)
 
     async def progress(self, message: LeaseProgress) -> LeaseProgressReply:
         self.told.append(message)
@@ -49,7 +49,7 @@ class World:
 
     def grow(self, sample: int, start: int, *tokens: int) -> None:
         packed, logprobs = pack_tokens(list(tokens)), pack_logprobs([-1.0] * len(tokens))
-        self.teller.grew(
+        self.reporter.add_tokens(
             LEASE.lease_id, [FragmentPart(sample=sample, start=start, tokens=packed, logprobs=logprobs, finish="")]
         )
 
@@ -60,27 +60,27 @@ class World:
 async def test_of_a_group_that_ends_soon_nothing_is_told(mock_clock: Any) -> None:
     world = World()
     world.grow(0, 0, 1)
-    mock_clock.jump(TELL_S - 0.1)
-    assert await world.teller.report() == []
-    world.teller.forget(LEASE.lease_id)
-    mock_clock.jump(TELL_S)
-    assert await world.teller.report() == []
+    mock_clock.jump(REPORT_EVERY_S - 0.1)
+    assert await world.reporter.report() == []
+    world.reporter.forget(LEASE.lease_id)
+    mock_clock.jump(REPORT_EVERY_S)
+    assert await world.reporter.report() == []
     assert world.told == []
 
 
 async def test_each_fragment_has_what_is_new_and_names_the_one_before(mock_clock: Any) -> None:
     world = World()
-    mock_clock.jump(TELL_S)
+    mock_clock.jump(REPORT_EVERY_S)
     world.grow(0, 0, 1)
     world.grow(1, 0, 2)
     world.grow(0, 1, 3, 4)
-    await world.teller.report()
-    await world.teller.report()
-    mock_clock.jump(TELL_S)
+    await world.reporter.report()
+    await world.reporter.report()
+    mock_clock.jump(REPORT_EVERY_S)
     world.grow(0, 3, 5)
-    await world.teller.report()
-    mock_clock.jump(TELL_S)
-    await world.teller.report()
+    await world.reporter.report()
+    mock_clock.jump(REPORT_EVERY_S)
+    await world.reporter.report()
     first, second = (Fragment.from_bytes(payload) for payload in world.payloads())
     assert [(part.sample, part.start, len(part.tokens) // 4) for part in first.parts] == [(0, 0, 3), (1, 0, 1)]
     assert (first.previous, second.previous) == ("", digest(world.payloads()[0]))
@@ -90,16 +90,16 @@ async def test_each_fragment_has_what_is_new_and_names_the_one_before(mock_clock
 
 async def test_what_was_not_heard_is_said_again_with_the_same_bytes(mock_clock: Any) -> None:
     world = World()
-    mock_clock.jump(TELL_S)
+    mock_clock.jump(REPORT_EVERY_S)
     world.grow(0, 0, 1)
     world.away = True
     with pytest.raises(Unreachable):
-        await world.teller.report()
+        await world.reporter.report()
     world.grow(0, 1, 2)
     world.away = False
     for _ in range(2):
-        mock_clock.jump(TELL_S)
-        await world.teller.report()
+        mock_clock.jump(REPORT_EVERY_S)
+        await world.reporter.report()
     payloads = world.payloads()
     assert payloads[0] == payloads[1]
     assert Fragment.from_bytes(payloads[2]).previous == digest(payloads[1])
@@ -107,21 +107,21 @@ async def test_what_was_not_heard_is_said_again_with_the_same_bytes(mock_clock: 
 
 async def test_after_a_fragment_that_was_not_kept_no_more_are_told(mock_clock: Any) -> None:
     world = World()
-    mock_clock.jump(TELL_S)
+    mock_clock.jump(REPORT_EVERY_S)
     world.takes = False
     world.grow(0, 0, 1)
-    await world.teller.report()
+    await world.reporter.report()
     world.grow(0, 1, 2)
-    mock_clock.jump(TELL_S)
-    await world.teller.report()
+    mock_clock.jump(REPORT_EVERY_S)
+    await world.reporter.report()
     assert len(world.payloads()) == 1
 
 
 async def test_a_lease_that_has_ended_elsewhere_is_named_once_it_is_known(mock_clock: Any) -> None:
     world = World()
-    mock_clock.jump(TELL_S)
+    mock_clock.jump(REPORT_EVERY_S)
     world.gone = (LEASE.lease_id, "2" * 32)
-    assert await world.teller.report() == [LEASE.lease_id]
+    assert await world.reporter.report() == [LEASE.lease_id]
 
 
 READ = LEASE.model_copy(update={"report_every_ms": 250})
@@ -131,20 +131,20 @@ async def test_of_a_lease_that_is_read_the_first_tokens_are_reported_at_once_and
     mock_clock: Any,
 ) -> None:
     world = World(READ)
-    await world.teller.report()
+    await world.reporter.report()
     assert world.told == [], "there are no tokens yet"
     mock_clock.jump(0.1)
     world.grow(0, 0, 1)
-    await world.teller.report()
+    await world.reporter.report()
     assert [(message.held, len(message.fragments)) for message in world.told] == [((READ.lease_id,), 1)]
     world.grow(0, 1, 2)
     mock_clock.jump(0.2)
-    await world.teller.report()
+    await world.reporter.report()
     assert len(world.told) == 1, "its interval is not over"
     mock_clock.jump(0.1)
-    await world.teller.report()
+    await world.reporter.report()
     mock_clock.jump(0.3)
-    await world.teller.report()
+    await world.reporter.report()
     assert [len(Fragment.from_bytes(payload).parts) for payload in world.payloads()] == [1, 1], "nothing new came since"
 
 
@@ -155,7 +155,7 @@ async def test_the_reporter_wakes_when_a_lease_that_is_read_grows(autojump_clock
         raise AssertionError(gone)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.teller.run, drop)
+        nursery.start_soon(world.reporter.run, drop)
         await trio.sleep(0.1)
         began = trio.current_time()
         world.grow(0, 0, 1)
@@ -168,7 +168,7 @@ async def test_a_lease_that_is_read_has_few_enough_fragments_however_long_it_tak
     world, began = World(READ), trio.current_time()
     while trio.current_time() - began < 600:
         world.grow(0, 0, 1)
-        await world.teller.report()
+        await world.reporter.report()
         mock_clock.jump(0.05)
     assert 100 < len(world.payloads()) < limits.FRAGMENTS_MAX
 
@@ -179,7 +179,7 @@ async def test_a_coordinator_cannot_ask_for_reports_without_a_pause() -> None:
 
 async def test_many_leases_are_reported_in_one_request(autojump_clock: Any) -> None:
     """Leases that began at different times are due together; one that is read does not wait for them."""
-    await trio.sleep(TELL_S / 2)
+    await trio.sleep(REPORT_EVERY_S / 2)
     world, dropped = World(), list[str]()
     names = [f"{number:032x}" for number in range(8)]
     read = READ.model_copy(update={"lease_id": "f" * 32})
@@ -188,17 +188,17 @@ async def test_many_leases_are_reported_in_one_request(autojump_clock: Any) -> N
         dropped.extend(gone)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.teller.run, drop)
+        nursery.start_soon(world.reporter.run, drop)
         for name in names:
-            world.teller.start(LEASE.model_copy(update={"lease_id": name}))
+            world.reporter.start(LEASE.model_copy(update={"lease_id": name}))
             await trio.sleep(0.3)
-        world.teller.start(read)
+        world.reporter.start(read)
         began = trio.current_time()
         part = FragmentPart(sample=0, start=0, tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="")
-        world.teller.grew(read.lease_id, [part])
+        world.reporter.add_tokens(read.lease_id, [part])
         await trio.sleep(0.3)
         assert [len(message.fragments) for message in world.told] == [1], f"at {trio.current_time() - began:.2f} s"
-        await trio.sleep(2 * TELL_S)
+        await trio.sleep(2 * REPORT_EVERY_S)
         nursery.cancel_scope.cancel()
     every = len(names) + 1
     assert [len(message.held) for message in world.told] == [1, every, every], "one request in each interval"

@@ -102,8 +102,10 @@ class Line:
             addresses=("0.0.0.0:8701",),
             policies=SimpleNamespace(
                 hint=lambda _version: None,
-                traffic=SimpleNamespace(blames=[], message=lambda _to_peers: NOTHING_MOVED),
-                milestones=SimpleNamespace(untold=lambda: (), acknowledge=lambda *_told, **_newest: None),
+                fetcher=SimpleNamespace(
+                    traffic=SimpleNamespace(blames=[], message=lambda _to_peers: NOTHING_MOVED),
+                ),
+                milestones=SimpleNamespace(unreported=lambda: (), acknowledge=lambda *_told, **_newest: None),
             ),
             server=SimpleNamespace(bytes_sent=0),
             settings=SimpleNamespace(name="a", price_micros_per_mtok=1, delegation=None),

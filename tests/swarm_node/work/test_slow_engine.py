@@ -3,18 +3,15 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from protocol.wire.signing import NodeKey
-from protocol.work.messages import LeaseReply, LeaseRequest, ReturnLeases
+from protocol.work.messages import LeaseReply, LeaseRequest
 from swarm_node.engine.pool import open_pool
 from swarm_node.versions.follower import PolicyFollower
-from swarm_node.work.worker import Worker
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, Version, make_version
 from tests.swarm_node.versions.test_follower import CHILD, Round
 from tests.swarm_node.worker_world import World
@@ -34,7 +31,7 @@ async def publish(here: Round, follower: PolicyFollower, *numbers: int) -> None:
         version = version_of(number)
         here.publish(version)
         for chunk, data in version.chunks.items():
-            follower._blobs.write(chunk, data)
+            follower.fetcher._blobs.write(chunk, data)
         await follower._follow()
 
 
@@ -75,25 +72,12 @@ async def test_a_node_that_joins_a_fast_round_does_not_lose_its_first_version_wh
         leased.append(request.version)
         return LeaseReply(leases=(), newest_version=1, reason="finished", retry_s=0.0)
 
-    async def give_back(message: ReturnLeases) -> None: ...
-
-    everything: Any = world
-    coordinator: Any = SimpleNamespace(lease=lease, give_back=give_back)
-    start = tmp_path / "start"
+    coordinator: Any = world
+    coordinator.lease = lease
+    worker, start = world.worker, tmp_path / "start"
+    worker._policies = world.engine._policies = follower
     async with open_pool([sys.executable, str(FAKE), f"starts late:{start}"]) as engine:
-        worker = Worker(
-            coordinator=coordinator,
-            policies=follower,
-            engine=engine,
-            outbox=everything,
-            leased=everything,
-            sender=everything,
-            teller=everything,
-            gate=everything,
-            key=NodeKey(bytes(32)),
-            round_id="0" * 64,
-            groups_per_request=4,
-        )
+        world.engine.pool = engine
         with trio.fail_after(PATIENT_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(worker.run)

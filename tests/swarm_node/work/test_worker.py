@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock
 
 from protocol.errors import DiskFull, EngineFailed, EngineNotStarted, Unreachable
-from swarm_node.versions.follower import HeldVersion
-from swarm_node.work.lease_pacing import ASK_AGAIN_S
+from swarm_node.versions.fetcher import HeldVersion
+from swarm_node.work.lease_pacing import REQUEST_PAUSE_S
 from swarm_node.work.version_failures import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, VERSION_FAILURES_MAX
 from swarm_node.work.worker import LOAD_AGAIN_S
 from tests.swarm_node.worker_world import World, answered, policy
@@ -27,7 +27,7 @@ async def test_more_is_leased_when_half_of_the_groups_have_ended() -> None:
 
 async def test_groups_that_take_long_are_replaced_one_by_one(mock_clock: MockClock) -> None:
     world = World(leases=6)
-    world.before_end = partial(mock_clock.jump, ASK_AGAIN_S)
+    world.before_end = partial(mock_clock.jump, REQUEST_PAUSE_S)
     log = await world.run()
     assert log[:3] == ["load v1", "lease v1", "submit 0 1 2 3"]
     assert log[3:7] == [*answered(0), "lease v1", "submit 4"]

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from swarm_node.work.worker import DECLINED_PAUSE_S
+from swarm_node.work.lease_offers import DECLINED_PAUSE_S
 from tests.swarm_node.worker_world import DEADLINE_S, World, answered
 
 pytestmark = pytest.mark.trio
@@ -50,7 +50,7 @@ async def test_an_owner_who_needs_the_machine_gets_it_in_the_middle_of_groups() 
 
     async def pause() -> None:
         world.decide("paused")
-        await world.worker.let_go()
+        await world.worker.return_open()
 
     real = world.note
 
@@ -122,6 +122,6 @@ async def test_leases_that_cannot_be_met_at_the_measured_rate_go_back_and_the_ot
 
 async def test_a_lease_below_the_owners_floor_goes_back(autojump_clock: MockClock) -> None:
     world = World(leases=4)
-    world.worker._price_floor = lambda: 2
+    world.price_floor = 2
     assert await world.run() == ["load v1", "lease v1", "back 0 1 2 3", "lease v1"]
-    assert "your minimum is 2" in world.worker.idle_for
+    assert "your minimum is 2" in world.offers.no_work

@@ -14,7 +14,7 @@ from protocol.errors import EngineFailed, Unreachable
 from protocol.work.messages import LeaseReply, LeaseRequest
 from protocol.work.rollout import Sample, pack_tokens
 from swarm_node.engine.messages import GroupDone, Loaded, SampleRequest
-from swarm_node.work.engine_turn import EPISODES_END_S, LOOK_AGAIN_S, EngineTurns
+from swarm_node.work.engine_turn import EPISODES_END_S, REQUEST_AGAIN_S, EngineTurns
 from swarm_node.work.worker import TURN_WAIT_S
 from tests.swarm_node.worker_world import DEADLINE_S, World
 
@@ -53,14 +53,14 @@ class OneRound(World):
             await self.ends.wait()
 
 
-class RoundEngine:
+class SharedEngine:
     """The engine as one round sees it; what is sampled must be what was loaded for this round."""
 
     name, cards_ready, tokens_per_s = "fake", 1, 1.0
     requests: deque[SampleRequest]
     loaded: tuple[int, int]
 
-    def __init__(self, world: OneRound, shared: "RoundEngine | None") -> None:
+    def __init__(self, world: OneRound, shared: "SharedEngine | None") -> None:
         self._world, self._shared = world, shared or self
         if shared is None:
             self.requests, self.loaded = deque(), (-1, 0)
@@ -103,11 +103,11 @@ class Rounds:
         self.log: list[str] = []
         self.worlds = [OneRound(number, count, self.log) for number, count in enumerate(leases)]
         turns = EngineTurns()
-        first: RoundEngine | None = None
+        first: SharedEngine | None = None
         for number, world in enumerate(self.worlds):
-            engine = RoundEngine(world, first)
+            engine = SharedEngine(world, first)
             first = first or engine
-            world.worker._engine, world.worker._engine_turn = cast(Any, engine), turns.turn_of(number)
+            world.engine.pool, world.engine.turn = cast(Any, engine), turns.turn_of(number)
 
     def end(self) -> None:
         for world in self.worlds:
@@ -175,7 +175,7 @@ async def test_rounds_without_work_load_nothing_and_look_at_a_bounded_pace() -> 
     second.on_note["end 3"] = look
     await rounds.run()
     assert rounds.work() == ["0: load v1", *sampled(0, 0, 1, 2, 3), "1: load v1", *sampled(1, 0, 1, 2, 3)]
-    assert all(patience_s >= LOOK_AGAIN_S for patience_s in first.patience_s[-18:])
+    assert all(patience_s >= REQUEST_AGAIN_S for patience_s in first.patience_s[-18:])
 
 
 async def test_an_unreachable_round_does_not_stop_the_next_one() -> None:
@@ -257,10 +257,10 @@ async def test_episodes_without_end_give_the_engine_to_an_earlier_round(drips: b
     rounds = Rounds(0, 0)
     first = rounds.worlds[0]
     second = EndlessEpisodes(1, rounds.log, drips=drips)
-    second.worker._engine = cast(Any, RoundEngine(second, cast(Any, first.worker._engine)))
-    second.worker._engine_turn = cast(Any, rounds.worlds[1].worker._engine_turn)
+    second.engine.pool = cast(Any, SharedEngine(second, cast(Any, first.engine.pool)))
+    second.engine.turn = rounds.worlds[1].engine.turn
     rounds.worlds[1] = second
-    first.worker._numerics = "fake/fp32/cpu"
+    first.engine.numerics = "fake/fp32/cpu"
 
     def more_work() -> None:
         first.finished_after = 4

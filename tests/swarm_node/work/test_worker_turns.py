@@ -13,7 +13,7 @@ from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest
 from protocol.work.rollout import pack_tokens
 from swarm_node.engine.messages import GroupDone, GroupFailed, SampleRequest
-from swarm_node.work.worker import TURN_DUE
+from swarm_node.work.lease_offers import TURN_DUE
 from tests.swarm_node.worker_world import DEADLINE_S, World, answered, policy
 
 pytestmark = pytest.mark.trio
@@ -62,7 +62,7 @@ class Games(World):
         self.replies.append(LeaseReply(leases=leases, newest_version=1, reason=reason, retry_s=retry_s, stays=stays))
 
     async def lease(self, request: LeaseRequest) -> LeaseReply:
-        self.reasons.append(self.worker.idle_for)
+        self.reasons.append(self.offers.no_work)
         if not self.replies:
             return await super().lease(request)
         self.note(f"lease v{request.version}")
@@ -70,7 +70,7 @@ class Games(World):
         reply = self.replies.pop(0)
         if lease := self.arriving_before.pop(len(self.asked), None):
             self.submitted = trio.Event()
-            await self.worker.take_turns([lease])
+            await self.worker.add_turns([lease])
             await self.submitted.wait()
             await wait_all_tasks_blocked()
             self.note("reply")
@@ -87,7 +87,7 @@ class Games(World):
     async def finished(self, interrupted: trio.Event | None = None) -> GroupDone | GroupFailed | None:
         self.awaited += 1
         if lease := self.arriving.pop(self.awaited, None):
-            await self.worker.take_turns([lease])
+            await self.worker.add_turns([lease])
         return await super().finished(interrupted)
 
     async def while_running(self, act: Callable[[], Any]) -> list[str]:
@@ -111,11 +111,11 @@ async def test_a_turn_wakes_a_worker_that_waits_for_work(mock_clock: MockClock) 
             while f"store {0}" not in world.log:
                 await trio.lowlevel.checkpoint()
             if wait == "pause":
-                world.worker._appetite.pause(30.0)
+                world.pacing.pause(30.0)
             world.proof_ended = wait == "proof"
             await wait_all_tasks_blocked()
             started = trio.current_time()
-            await world.worker.take_turns([turn(10)])
+            await world.worker.add_turns([turn(10)])
             while "store 10" not in world.log:
                 await trio.lowlevel.checkpoint()
             assert trio.current_time() - started < 1
@@ -159,14 +159,14 @@ async def test_an_engine_that_fails_with_a_turn_loses_none_of_the_leases_in_the_
 async def test_turns_that_cannot_be_begun_are_returned_at_once() -> None:
     """Turns of an older version or an unknown one, before the first load, behind a closed gate, and after the end."""
     world = Games()
-    await world.worker.take_turns([turn(1)])
-    world.worker._last_loaded = policy(2)
-    await world.worker.take_turns([turn(2), turn(3, version=3), turn(4, version=2)])
+    await world.worker.add_turns([turn(1)])
+    world.engine._last_loaded = policy(2)
+    await world.worker.add_turns([turn(2), turn(3, version=3), turn(4, version=2)])
     world.decide("hours")
-    await world.worker.take_turns([turn(5, version=2)])
+    await world.worker.add_turns([turn(5, version=2)])
     world.decide()
     world.worker.finished.set()
-    await world.worker.take_turns([turn(6, version=2)])
+    await world.worker.add_turns([turn(6, version=2)])
     assert world.log == ["back 1", "back 2 3", "back 5", "back 6"]
     await world.worker.run()
     assert world.log[4:] == ["back 4"], "what is not begun at the end is returned as well"
@@ -192,11 +192,11 @@ async def test_a_turn_that_comes_before_the_gate_closes_is_returned_when_it_has_
 
 async def test_a_turn_that_comes_twice_is_sampled_once() -> None:
     world = Games()
-    world.worker._last_loaded = policy(1)
+    world.engine._last_loaded = policy(1)
     world.worker.finished.set()
     world.worker.finished = trio.Event()
-    await world.worker.take_turns([turn(10), turn(10)])
-    await world.worker.take_turns([turn(10)])
+    await world.worker.add_turns([turn(10), turn(10)])
+    await world.worker.add_turns([turn(10)])
     log = await world.run()
     assert log.count("submit 10") == 1
     assert not [line for line in log if line.startswith("back")]
@@ -204,17 +204,17 @@ async def test_a_turn_that_comes_twice_is_sampled_once() -> None:
 
 async def test_more_turns_than_a_request_may_have_are_returned() -> None:
     world = Games()
-    world.worker._last_loaded = policy(1)
-    await world.worker.take_turns([turn(number) for number in range(limits.LEASES_PER_REQUEST_MAX + 1)])
+    world.engine._last_loaded = policy(1)
+    await world.worker.add_turns([turn(number) for number in range(limits.LEASES_PER_REQUEST_MAX + 1)])
     assert world.log == [f"back {limits.LEASES_PER_REQUEST_MAX}"]
 
 
 async def test_a_turn_is_recorded_and_priced_as_any_lease(mock_clock: MockClock) -> None:
     mock_clock.autojump_threshold = 1.0
     world = Games()
-    world.worker._last_loaded = policy(1)
-    world.worker._price_floor = lambda: 2
-    await world.worker.take_turns([turn(10), turn(11, price_micros_per_mtok=2)])
+    world.engine._last_loaded = policy(1)
+    world.price_floor = 2
+    await world.worker.add_turns([turn(10), turn(11, price_micros_per_mtok=2)])
     log = await world.run()
     assert log[:2] == ["back 10", "submit 11"]
     assert world.kept == {turn(11).lease_id}
@@ -261,7 +261,7 @@ async def test_a_turn_that_comes_while_a_newer_version_waits_is_begun_first(mock
         while world.log.count("lease v1") < 2:
             await trio.lowlevel.checkpoint()
         await wait_all_tasks_blocked()
-        await world.worker.take_turns([turn(10)])
+        await world.worker.add_turns([turn(10)])
 
     log = await world.while_running(play)
     assert log[5:] == ["lease v1", "submit 10", "lease v1", *answered(10), "lease v1", "load v2", "lease v2"]
@@ -281,7 +281,7 @@ async def test_turns_that_wait_are_returned_when_the_worker_is_stopped() -> None
     world.replies_with(turn(0))
 
     async def never(interrupted: trio.Event | None = None) -> GroupDone | GroupFailed | None:
-        await world.worker.take_turns([turn(10)])
+        await world.worker.add_turns([turn(10)])
         scope.cancel()
         await trio.sleep_forever()
         return None

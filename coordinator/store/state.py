@@ -150,11 +150,11 @@ class Database:
             for follower in followers:
                 follower.answer.set_result(None)
             raise
-        self.waiting += 1
+        self.waiting += 1 + len(followers)
         try:
             return await self._queue(self._line, effect, followers)
         finally:
-            self.waiting -= 1
+            self.waiting -= 1 + len(followers)
 
     def require_room(self) -> None:
         """Refuse a request that would have to wait for long; call it before any work for the request."""

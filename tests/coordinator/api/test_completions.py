@@ -452,19 +452,23 @@ async def test_nobody_answers(tmp_path: Path) -> None:
 
 async def idling(served: Served, *nodes: NodeKey) -> list[asyncio.Task[tuple[Lease, ...]]]:
     """Let the nodes answer all groups for training, each one at least; return their next requests, which are held."""
-    held = list[asyncio.Task[tuple[Lease, ...]]]()
-    leases = {node: await served.lease(node) for node in nodes}
     for node in nodes:
-        while len(served.round.idle_nodes) == len(held):
-            for lease in leases.pop(node, ()):
-                await served.submit(node, served.answer(node, lease))
-            asked = asyncio.create_task(served.lease(node))
-            while not asked.done() and len(served.round.idle_nodes) == len(held):  # noqa: ASYNC110 - it is on its way
-                await asyncio.sleep(0.01)
-            if asked.done():
-                leases[node] = await asked
-        held.append(asked)
-    return held
+        (lease,) = await served.lease(node)
+        await served.submit(node, served.answer(node, lease))
+    return [await next_held(served, node) for node in nodes]
+
+
+async def next_held(served: Served, node: NodeKey) -> asyncio.Task[tuple[Lease, ...]]:
+    """Let a node answer all groups; return its next request, which is held."""
+    others = len(served.round.idle_nodes)
+    while True:
+        asked = asyncio.create_task(served.lease(node))
+        while not asked.done() and len(served.round.idle_nodes) == others:  # noqa: ASYNC110 - it is on its way
+            await asyncio.sleep(0.01)
+        if not asked.done():
+            return asked
+        for lease in await asked:
+            await served.submit(node, served.answer(node, lease))
 
 
 @asynccontextmanager

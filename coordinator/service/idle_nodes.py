@@ -15,7 +15,7 @@ from itertools import count, islice
 
 import sqlalchemy as sa
 
-from coordinator.store.state import Follower
+from coordinator.store.state import FollowingEffect
 from protocol.work.messages import LeaseReply
 
 Offer = Callable[[sa.Connection], LeaseReply]
@@ -49,9 +49,9 @@ class IdleNode:
     def call(self, call: Call) -> None:
         self._call.set_result(call)
 
-    def follow(self, offer: Offer, last: int) -> Follower[LeaseReply]:
+    def follow(self, offer: Offer, last: int) -> FollowingEffect[LeaseReply]:
         """Call it with an offer that waits for the store behind a query."""
-        follower = Follower(offer, asyncio.get_running_loop().create_future())
+        follower = FollowingEffect(offer, asyncio.get_running_loop().create_future())
         follower.answer.add_done_callback(self._wait_on)
         self.call(Call(last, follower.answer))
         return follower
@@ -107,7 +107,7 @@ class IdleNodes:
         node.number = self._last = next(self._numbers)
         self._waiting[node] = None
 
-    def follow(self, queries: int) -> list[Follower[LeaseReply]]:
+    def follow(self, queries: int) -> list[FollowingEffect[LeaseReply]]:
         """Call up to `queries` nodes, and return their offers, which must wait for the store behind these queries."""
         offers = ((node, offer) for node in self._free() if (offer := node.make_offer()) is not None)
         return [node.follow(offer, self._last) for node, offer in islice(offers, queries)]

@@ -5,7 +5,7 @@
 - Effects that wait together are committed together: each in a savepoint of its own, so that one that fails leaves the
   others as they are, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
   One that is alone needs no savepoint.
-- A `Follower` is an effect of another request that uses what an effect records. It waits directly behind that effect,
+- A `FollowingEffect` belongs to another request, and uses what an effect records. It waits directly behind that effect,
   and is skipped if that effect fails.
 - Writers run one after the other, on SQLite as on PostgreSQL, where they may be several processes (decision 2): an
   effect never sees another half done, and its counts stay valid until it ends.
@@ -91,12 +91,12 @@ class PayoutBusy(PayoutFailed):
 
 
 @dataclass(frozen=True)
-class Follower(Generic[T]):
+class FollowingEffect(Generic[T]):
     """An effect that is called directly after another one, if that one succeeds."""
 
     effect: Callable[[sa.Connection], T]
     answer: "asyncio.Future[T | None]"
-    """Its outcome after the commit; None if it was not called. If it is cancelled before, the effect is not called."""
+    """The outcome after the commit; None if it was not called. If it is cancelled before, the effect is not called."""
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Database:
         """Call an effect for a node's request, unless too many wait already."""
         return await self.run_followed(lambda connection: effect(connection, *args, **kwargs), ())
 
-    async def run_followed(self, effect: Callable[[sa.Connection], T], followers: Sequence[Follower[Any]]) -> T:
+    async def run_followed(self, effect: Callable[[sa.Connection], T], followers: Sequence[FollowingEffect[Any]]) -> T:
         """Call an effect for a node's request, unless too many wait already, and then its followers."""
         try:
             self.require_room()
@@ -219,7 +219,7 @@ class Database:
             raise
 
     async def _queue(
-        self, line: deque[_Call], effect: Callable[[sa.Connection], T], followers: Sequence[Follower[Any]] = ()
+        self, line: deque[_Call], effect: Callable[[sa.Connection], T], followers: Sequence[FollowingEffect[Any]] = ()
     ) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()

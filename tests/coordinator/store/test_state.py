@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from coordinator.store import tables
 from coordinator.store.facts import Fact, get_fact, set_fact
-from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database, Follower
+from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database, FollowingEffect
 from protocol.errors import Overloaded
 
 A = Fact[Any]("a", None)
@@ -138,8 +138,8 @@ async def test_effects_that_wait_share_a_commit_and_one_that_fails_leaves_the_ot
     ]
 
 
-def following(name: str) -> Follower[str]:
-    return Follower(lambda connection: put(connection, name), asyncio.get_running_loop().create_future())
+def following(name: str) -> FollowingEffect[str]:
+    return FollowingEffect(lambda connection: put(connection, name), asyncio.get_running_loop().create_future())
 
 
 @pytest.mark.asyncio

@@ -249,7 +249,7 @@ async def _withdraw(round_: Round, numbers: Sequence[int]) -> None:
 
 
 async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: float) -> AskedQueries:
-    """Record a request's queries, and wake the nodes that wait for work."""
+    """Record a request's queries, with leases for the nodes that wait for work."""
     text = await round_.policy.text()
     version = await _version(round_, query.model)
     temperature = _own_temperature(query.temperature, round_.config.sampling.temperature)
@@ -259,16 +259,18 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
     for prompt in prompts:
         _require_fitting(prompt, text)
     async with round_.query_watch.asking:
-        numbers = await round_.database.run_for_node(
+        record = partial(
             queries.ask,
-            key,
-            [Query(prompt, query.n, most, version, _seed(query), temperature, every_ms) for prompt in prompts],
+            key=key,
+            asked=[Query(prompt, query.n, most, version, _seed(query), temperature, every_ms) for prompt in prompts],
             terms=round_.terms,
             max_price=round_.config.market.max_price_micros_per_mtok,
             patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )
-    round_.idle_nodes.call(len(prompts))
+        offers = round_.idle_nodes.follow(len(prompts))
+        numbers = await round_.database.run_followed(record, offers)
+    round_.idle_nodes.call(len(prompts) - sum(not offer.answer.cancelled() for offer in offers))
     kind = "chatcmpl" if query.is_chat else "cmpl"
     identity = f"{kind}-{round_.round_id[:12]}-{numbers[0]}"
     return AskedQueries(query, prompts, numbers, text, identity, int(time.time()))

@@ -80,6 +80,8 @@ class Bounds:
     """Total of all unread answers: enough for a few slow readers of the largest files of the ledger and the board."""
     bodies_bytes: int = 256 * MIB
     """Total of all bodies: about thirty of the largest. A body is in memory twice while its pieces are joined."""
+    lease_hold_s: float = 2.0
+    """The longest wait of an idle node's request for leases: it learns of a version or a query without polling."""
     query_s: float = 600.0
     """The longest that a query waits for its answer: as long as the clients of OpenAI's own API wait."""
     query_alive_s: float = 15.0

@@ -137,6 +137,11 @@ async def read_signed_request(request: web.Request, kind: type[M]) -> Asked[M]:
 
 async def commit(request: web.Request, said: Asked[M], effect: Callable[..., T], **context: Any) -> T:
     """Run `effect(connection, node, message, …)` in one transaction, the first of a request with its nonce."""
+    return await request.app[ROUND].database.run_for_node(effect_of(said, effect, **context))
+
+
+def effect_of(said: Asked[M], effect: Callable[..., T], **context: Any) -> Callable[[sa.Connection], T]:
+    """Return `effect(connection, node, message, …)` at this time, the first of a request with its nonce."""
     moment_ms = now_ms()
     nonce, said.nonce = said.nonce, None
 
@@ -145,7 +150,7 @@ async def commit(request: web.Request, said: Asked[M], effect: Callable[..., T],
             registry.spend_nonce(connection, said.node, nonce, said.sent_ms)
         return effect(connection, said.node, said.message, now_ms=moment_ms, **context)
 
-    return await request.app[ROUND].database.run_for_node(once)
+    return once
 
 
 async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **context: Any) -> T:

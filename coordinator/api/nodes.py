@@ -1,7 +1,7 @@
 """Routes for nodes: register, heartbeat, lease, submit, return leases, and request a fetch plan."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -9,9 +9,11 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator.api.caller import HERE, known_caller, place_of
-from coordinator.api.http import ROUND, Asked, act, body, commit, read_signed_request, reply
+from coordinator.api.guard import BOUNDS
+from coordinator.api.http import ROUND, Asked, act, body, commit, effect_of, read_signed_request, reply
 from coordinator.base.clock import now_ms
 from coordinator.reports.explain import explain
+from coordinator.service.idle_nodes import Offer
 from coordinator.service.round import Round
 from coordinator.store.facts import FINISHED, get_fact
 from coordinator.transactions import (
@@ -64,9 +66,6 @@ T = TypeVar("T")
 
 routes = web.RouteTableDef()
 
-HOLD_S = 2.0
-"""Longest wait of a node that is ahead: it learns of the next version at once, without polling."""
-
 
 @routes.post("/v1/nodes")
 async def register(request: web.Request) -> web.Response:
@@ -100,27 +99,40 @@ async def lease(request: web.Request) -> web.Response:
     """Offer leases; if only a newer version or a query can bring some, hold the answer until there is one."""
     round_, said = request.app[ROUND], await read_signed_request(request, LeaseRequest)
     draw, version = await round_.policy.draw(), round_.news.version
-    offer = partial(commit, request, said, offers.offer, terms=round_.terms, draw=draw, place=_place(request))
+    make_offer = partial(effect_of, said, offers.offer, terms=round_.terms, draw=draw, place=_place(request))
+
+    async def offer() -> LeaseReply:
+        return await round_.database.run_for_node(make_offer())
+
     calls, offered = round_.idle_nodes.calls, await offer()
     while offered.reason == "ahead" and round_.idle_nodes.calls > calls:  # a query came during the offer
         calls, offered = round_.idle_nodes.calls, await offer()
     if offered.reason == "ahead":
-        offered = await _offer_when_called(request, offer, offered, version)
+        offered = await _offer_when_called(request, make_offer, offered, version)
     return reply(offered)
 
 
 async def _offer_when_called(
-    request: web.Request, offer: Callable[[], Awaitable[LeaseReply]], offered: LeaseReply, version: int
+    request: web.Request, make_offer: Callable[[], Offer], offered: LeaseReply, version: int
 ) -> LeaseReply:
     """Hold a request that got nothing until there is a version above `version`, or leases that answer a query."""
     round_, loop = request.app[ROUND], asyncio.get_running_loop()
-    until_s = loop.time() + HOLD_S
-    with round_.idle_nodes.waiting() as node:
+    until_s = loop.time() + request.app[BOUNDS].lease_hold_s
+
+    def offer_now() -> Offer | None:
+        has_left, is_behind = request.transport is None, round_.news.version > version
+        return None if has_left or is_behind else make_offer()
+
+    with round_.idle_nodes.waiting(offer_now) as node:
         while offered.reason == "ahead" and round_.news.version <= version:
-            if not await node.called(until_s - loop.time()):
+            if (call := await node.called(until_s - loop.time())) is None:
                 break
-            if request.transport is not None and round_.news.version <= version:  # else it has left, or is behind
-                offered = await offer()
+            if call.offered is not None:
+                if (answer := await call.offered) is None:  # the query was not recorded
+                    continue
+                offered = answer
+            elif (offer := offer_now()) is not None:
+                offered = await round_.database.run_for_node(offer)
             if not offered.leases:
                 node.pass_on()
     return offered.model_copy(update={"newest_version": round_.news.version})

@@ -6,6 +6,7 @@ __all__ = [
     "backup.making",
     "backup.restoring",
     "group_scorer",
+    "idle_nodes",
     "local_nodes",
     "notices",
     "opening",

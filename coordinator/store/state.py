@@ -5,6 +5,8 @@
 - Effects that wait together are committed together: each in a savepoint of its own, so that one that fails leaves the
   others as they are, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
   One that is alone needs no savepoint.
+- A `FollowingEffect` belongs to another request, and uses what an effect records. It waits directly behind that effect,
+  and is skipped if that effect fails.
 - Writers run one after the other, on SQLite as on PostgreSQL, where they may be several processes (decision 2): an
   effect never sees another half done, and its counts stay valid until it ends.
 - A payout command is `alone` over many effects, since it calls the rail between them.
@@ -20,12 +22,12 @@ import asyncio
 import fcntl
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -88,12 +90,23 @@ class PayoutBusy(PayoutFailed):
     code = "payout_busy"
 
 
+@dataclass(frozen=True)
+class FollowingEffect(Generic[T]):
+    """An effect that is called directly after another one, if that one succeeds."""
+
+    effect: Callable[[sa.Connection], T]
+    answer: "asyncio.Future[T | None]"
+    """The outcome after the commit; None if it was not called. If it is cancelled before, the effect is not called."""
+
+
 @dataclass
 class _Call:
     """An effect that waits, and then its outcome or failure."""
 
     effect: Callable[[sa.Connection], Any]
     answer: asyncio.Future[Any]
+    follows: "_Call | None" = None
+    has_succeeded: bool = False
     outcome: Any = None
     failure: BaseException | None = None
 
@@ -127,12 +140,21 @@ class Database:
         self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call an effect for a node's request, unless too many wait already."""
-        self.require_room()
-        self.waiting += 1
+        return await self.run_followed(lambda connection: effect(connection, *args, **kwargs), ())
+
+    async def run_followed(self, effect: Callable[[sa.Connection], T], followers: Sequence[FollowingEffect[Any]]) -> T:
+        """Call an effect for a node's request, unless too many wait already, and then its followers."""
         try:
-            return await self._queue(self._line, lambda connection: effect(connection, *args, **kwargs))
+            self.require_room()
+        except Overloaded:
+            for follower in followers:
+                follower.answer.set_result(None)
+            raise
+        self.waiting += 1 + len(followers)
+        try:
+            return await self._queue(self._line, effect, followers)
         finally:
-            self.waiting -= 1
+            self.waiting -= 1 + len(followers)
 
     def require_room(self) -> None:
         """Refuse a request that would have to wait for long; call it before any work for the request."""
@@ -196,11 +218,15 @@ class Database:
             self.close()
             raise
 
-    async def _queue(self, line: deque[_Call], effect: Callable[[sa.Connection], T]) -> T:
+    async def _queue(
+        self, line: deque[_Call], effect: Callable[[sa.Connection], T], followers: Sequence[FollowingEffect[Any]] = ()
+    ) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
+        call = _Call(effect, answer)
         with self._lock:
-            line.append(_Call(effect, answer))
+            line.append(call)
+            line.extend(_Call(follower.effect, follower.answer, follows=call) for follower in followers)
             idle, self._is_writing = not self._is_writing, True
         if idle:
             self._writer.submit(self._work_off, loop)
@@ -230,7 +256,7 @@ class Database:
                     _do(connection, call, alone=len(group) == 1)
         except BaseException as failure:  # the thread goes on; each caller gets the failure
             for call in group:
-                call.failure = failure
+                call.failure, call.has_succeeded = failure, False
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -267,14 +293,14 @@ class Database:
 
 def _do(connection: sa.Connection, call: _Call, *, alone: bool) -> None:
     """Run one effect of a group; if it fails, it is undone, and the others go on."""
-    if call.answer.done():
-        return  # the caller has gone
+    if call.answer.done() or (call.follows is not None and not call.follows.has_succeeded):
+        return  # the caller has gone, or there is nothing to follow
     if alone:
-        call.outcome = call.effect(connection)  # a failure ends the transaction
+        call.outcome, call.has_succeeded = call.effect(connection), True  # a failure ends the transaction
         return
     say(connection, "SAVEPOINT effect")
     try:
-        call.outcome = call.effect(connection)
+        call.outcome, call.has_succeeded = call.effect(connection), True
     except Exception as failure:  # the caller gets it
         call.failure = failure
         say(connection, "ROLLBACK TO SAVEPOINT effect")

@@ -179,6 +179,12 @@ _stands = Prepared(
     ClaimBasis,
 )
 _accepted = Prepared(sa.insert(rollouts))
+_held = Prepared(
+    sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(
+        leases.c.node_id == sa.bindparam("node"), IS_OPEN
+    ),
+    OpenLease,
+)
 
 
 def receive_rollouts(
@@ -401,13 +407,12 @@ def take_progress(
 
     `words` has one fragment of each lease: to check it, the earlier ones are read again.
     """
-    held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, IS_OPEN)
     open_ids = set()
-    for lease_id, surplus in connection.execute(held).all():
-        if surplus:
-            lease_table.move(connection, lease_id, LeaseEvent.CANCEL, judge.terms, now_ms)
+    for lease in _held(connection, node=node):
+        if lease.surplus:
+            lease_table.move(connection, lease.lease_id, LeaseEvent.CANCEL, judge.terms, now_ms)
         else:
-            open_ids.add(lease_id)
+            open_ids.add(lease.lease_id)
     for lease_id in open_ids.intersection(held_ids):
         lease_table.move(connection, lease_id, LeaseEvent.HOLD, judge.terms, now_ms)
     taken = []

@@ -156,7 +156,7 @@ def offer(
     groups += _take_groups(connection, count, version, node, terms, draw, state)
     if groups:
         reason = ""
-    if reason == "ahead" and terms.over_issue and not admitted.on_trial:
+    if reason == "ahead" and message.groups and terms.over_issue and not admitted.on_trial:
         size, bound, plays = terms.groups_per_update, terms.over_issue, bool(terms.turn_tokens_max)
         late = stragglers.late_groups(connection, node, size=size, bound=bound, plays=plays, now_ms=now_ms)
         hands = min(

@@ -30,6 +30,7 @@ from ledger import store
 from ledger.accounts import OF_A_NODE, AccountKind
 from ledger.book import BookBroken, EntryOutcome
 from ledger.entry import OwnerAct
+from ledger.prepared import Prepared
 from ledger.tables import balances_table
 from protocol import limits
 from protocol.errors import (
@@ -71,6 +72,23 @@ class StatementRow(NamedTuple):
     counts_from_ms: int | None
     node_id: NodeId | None
     sequenced: bool
+
+
+class OwnedNode(NamedTuple):
+    """A node and its owner."""
+
+    node_id: NodeId
+    owner: str
+
+
+# Built once: making a statement costs more than running it, and this one runs for every claim that is posted.
+_earn_first = Prepared(
+    sa.update(nodes)
+    .where(nodes.c.node_id.in_(sa.bindparam("working", expanding=True)), ~nodes.c.earned)
+    .values(earned=True)
+    .returning(nodes.c.node_id, nodes.c.owner),
+    OwnedNode,
+)
 
 
 def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms: int) -> None:
@@ -119,8 +137,7 @@ def record_statement(
 
 def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int) -> None:
     """Append owners' statements to the ledger, and contest names, for nodes whose first claim was just posted."""
-    newly = sa.update(nodes).where(nodes.c.node_id.in_(working), ~nodes.c.earned).values(earned=True)
-    first = connection.execute(newly.returning(nodes.c.node_id, nodes.c.owner)).all()
+    first = _earn_first(connection, working=working)
     if not first:
         return
     about = (statements.c.kind == ADDRESS) | statements.c.node_id.in_([row.node_id for row in first])

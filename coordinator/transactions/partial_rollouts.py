@@ -44,6 +44,9 @@ class StoredFragment(NamedTuple):
 _parts_of = Prepared(sa.select(parts.c.claim_id).where(parts.c.whole.in_(sa.bindparam("wholes", expanding=True))))
 _forget = Prepared(sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True))))
 
+_mine = (leases.c.lease_id == sa.bindparam("lease")) & (leases.c.node_id == sa.bindparam("node"))
+_open_offer = Prepared(sa.select(leases.c.offer).where(_mine, leases.c.state.in_([state.value for state in OPEN])))
+_add_fragment = Prepared(sa.insert(fragments))
 _last = Prepared(
     sa.select(fragments.c.number, fragments.c.envelope)
     .where(fragments.c.lease_id == sa.bindparam("lease"))
@@ -110,8 +113,7 @@ def record_fragment(
 ) -> LeaseId:
     """Store a fragment of an open lease of this node, unless it is stored already; return the lease's id."""
     fragment = word.fragment
-    mine = (leases.c.lease_id == fragment.lease_id) & (leases.c.node_id == node) & leases.c.state.in_(OPEN)
-    offer = connection.execute(sa.select(leases.c.offer).where(mine)).scalar()
+    offer = _open_offer(connection, lease=fragment.lease_id, node=node).scalar()
     if offer is None:
         raise LeaseClosed("This lease has ended, or is another node's.")
     last = _last(connection, lease=fragment.lease_id).first()
@@ -124,7 +126,7 @@ def record_fragment(
         before = _grown_until(connection, lease, head) if fragment.previous == head else ()
         check_fragment(fragment, lease, round_id, bounds, before=before, head=head)
         row = {"lease_id": fragment.lease_id, "number": number, "envelope": word.envelope}
-        connection.execute(sa.insert(fragments).values(row))
+        _add_fragment(connection, **row)
         _remember(word.digest, grown(before, fragment))
     return LeaseId(fragment.lease_id)
 

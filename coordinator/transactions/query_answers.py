@@ -15,6 +15,7 @@ from coordinator.rules.lifecycle import RolloutState
 from coordinator.store.tables import IN_NO_BATCH, fragments, leases, queries, rollouts
 from coordinator.transactions import batches
 from ledger.prepared import Prepared
+from protocol import limits
 from protocol.ids import ClaimId
 from protocol.wire.signing import Envelope
 from protocol.work.fragment import Fragment
@@ -50,6 +51,34 @@ _answered = Prepared(
 )
 
 
+class ReportedFragment(NamedTuple):
+    """A fragment of a query's lease."""
+
+    number: int
+    lease_id: str
+    issued_ms: int
+    offer: bytes
+    place: int
+    envelope: bytes
+
+
+# A query and the place of a fragment as one number: a statement has one list of them, and not one of pairs.
+_reported = Prepared(
+    sa.select(queries.c.number, leases.c.lease_id, leases.c.issued_ms, leases.c.offer)
+    .add_columns(fragments.c.number.label("place"), fragments.c.envelope)
+    .join_from(queries, leases, leases.c.group_no == queries.c.group_no)
+    .join(fragments, fragments.c.lease_id == leases.c.lease_id)
+    .where(queries.c.number.in_(sa.bindparam("numbers", expanding=True)))
+    .where(
+        (sa.cast(queries.c.number, sa.BigInteger) * limits.FRAGMENTS_MAX + fragments.c.number).in_(
+            sa.bindparam("next_ones", expanding=True)
+        )
+    )
+    .order_by(leases.c.issued_ms, leases.c.lease_id),
+    ReportedFragment,
+)
+
+
 @dataclass(frozen=True)
 class SampledAnswer:
     """A completion of a query's prompt."""
@@ -78,6 +107,11 @@ class ReadUntil:
     issued_ms: int = 0
     lease_id: str = ""
     fragments: int = 0
+
+    @property
+    def next_places(self) -> set[int]:
+        """Return the places of the fragments that may be next: of this lease, and of another one."""
+        return {place for place in (self.fragments, 0) if place < limits.FRAGMENTS_MAX}
 
     def follows(self, issued_ms: int, lease_id: str, number: int) -> bool:
         """Return True if this fragment of a lease is the next to read."""
@@ -110,17 +144,11 @@ def read_growth(connection: sa.Connection, known: Mapping[int, ReadUntil]) -> di
     """Return the next fragment of each of these queries that has one."""
     if not known:
         return {}
-    next_ones = {(number, place) for number, until in known.items() for place in (until.fragments, 0)}
-    reported = (
-        sa.select(queries.c.number, leases.c.lease_id, leases.c.issued_ms, leases.c.offer)
-        .add_columns(fragments.c.number.label("place"), fragments.c.envelope)
-        .join_from(queries, leases, leases.c.group_no == queries.c.group_no)
-        .join(fragments, fragments.c.lease_id == leases.c.lease_id)
-        .where(queries.c.number.in_(known), sa.tuple_(queries.c.number, fragments.c.number).in_(next_ones))
-        .order_by(leases.c.issued_ms, leases.c.lease_id)
-    )
+    next_ones = {
+        limits.FRAGMENTS_MAX * number + place for number, until in known.items() for place in until.next_places
+    }
     found: dict[int, Growth] = {}
-    for row in connection.execute(reported).all():
+    for row in _reported(connection, numbers=known, next_ones=next_ones):
         if known[row.number].follows(row.issued_ms, row.lease_id, row.place):
             lease, fragment = Lease.from_bytes(row.offer), Fragment.from_bytes(_payload(row.envelope))
             if lease.report_every_ms:

@@ -10,17 +10,64 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import MEASURED_MAX
 from coordinator.rules.lifecycle import WAITING, GroupState, RolloutState
 from coordinator.store.tables import IS_OPEN, batches, groups, is_for_training, leases, rollouts
+from ledger.prepared import Prepared
 from protocol.ids import NodeId
 from protocol.work.lease import LeaseState
 
 LATE = 1.5
 """The factor on the time that groups lately took, after which a group is late."""
+
+
+class LeasedGroup(NamedTuple):
+    """A group at work, as it is stored."""
+
+    group_no: int
+    since_ms: int
+    nodes: int
+    own: int
+
+
+# Built once: making a statement costs more than running it, and these run for every request of an idle node.
+_last_batch = Prepared(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1))
+_trains = is_for_training(rollouts.c.group_no)
+_buffered = {
+    plays: Prepared(sa.select(sa.func.count()).where(rollouts.c.state.in_([str(state) for state in has]), _trains))
+    for plays, has in ((False, WAITING), (True, (RolloutState.BUFFERED,)))
+}
+_own = sa.case((leases.c.node_id == sa.bindparam("node"), 1), else_=0)
+_at_work: list[Any] = [
+    leases.c.group_no,
+    sa.func.min(leases.c.issued_ms).label("since_ms"),
+    sa.func.count().label("nodes"),
+    sa.func.max(_own).label("own"),
+]
+_out = Prepared(
+    sa.select(*_at_work)
+    .join(groups, groups.c.group_no == leases.c.group_no)
+    .where(IS_OPEN, ~leases.c.surplus, is_for_training(leases.c.group_no), groups.c.state == GroupState.LEASED.value)
+    .group_by(leases.c.group_no),
+    LeasedGroup,
+)
+
+
+def _mean_of_last(which: sa.ColumnElement[bool]) -> Prepared[tuple[Any]]:
+    """Return the statement of how long the last accepted answers took on average."""
+    accepted = leases.c.ended_ms.is_not(None) & (leases.c.state == LeaseState.ACCEPTED.value)
+    took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"))
+    took = took.where(accepted & is_for_training(leases.c.group_no) & which)
+    lately = took.order_by(leases.c.ended_ms.desc()).limit(MEASURED_MAX).subquery()
+    return Prepared(sa.select(sa.func.avg(lately.c.ms)))
+
+
+_typical = _mean_of_last(sa.true())
+_of_node = _mean_of_last(leases.c.node_id == sa.bindparam("node"))
 
 
 @dataclass(frozen=True)
@@ -54,30 +101,17 @@ def late_groups(
 
     In a round of episodes (`plays`), the learner does not have a group whose turn waits for its environment.
     """
-    newest = connection.execute(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1)).first()
-    has = (RolloutState.BUFFERED,) if plays else WAITING
-    buffered = sa.select(sa.func.count()).where(rollouts.c.state.in_(has), is_for_training(rollouts.c.group_no))
-    missing = size - connection.execute(buffered).scalar_one()
-    typical_ms, helper_ms = _answer_ms(connection, None), _answer_ms(connection, node)
-    if (newest is not None and newest.reported_ms is None) or typical_ms is None or helper_ms is None:
+    newest = _last_batch(connection).first()
+    missing = size - _buffered[plays](connection).scalar_one()
+    if (newest is not None and newest[0] is None) or not 0 < missing <= bound:
+        return []  # as for most idle nodes
+    typical_ms, helper_ms = _typical(connection).scalar(), _of_node(connection, node=node).scalar()
+    if typical_ms is None or helper_ms is None:
         return []
-    out = (
-        sa.select(
-            leases.c.group_no,
-            sa.func.min(leases.c.issued_ms),
-            sa.func.count(),
-            sa.func.max(sa.case((leases.c.node_id == node, 1), else_=0)),
-        )
-        .join(groups, groups.c.group_no == leases.c.group_no)
-        .where(
-            IS_OPEN, ~leases.c.surplus, is_for_training(leases.c.group_no), groups.c.state == GroupState.LEASED.value
-        )
-        .group_by(leases.c.group_no)
-    )
     return choose(
         (
-            GroupAtWork(number, since_ms / 1000, nodes, bool(own))
-            for number, since_ms, nodes, own in connection.execute(out)
+            GroupAtWork(group.group_no, group.since_ms / 1000, group.nodes, bool(group.own))
+            for group in _out(connection, node=node)
         ),
         missing=missing,
         bound=bound,
@@ -85,15 +119,3 @@ def late_groups(
         helper_s=helper_ms / 1000,
         now_s=now_ms / 1000,
     )
-
-
-def _answer_ms(connection: sa.Connection, node: NodeId | None) -> float | None:
-    """Return how long the last accepted answers took on average, of one node or of all."""
-    which = (
-        leases.c.ended_ms.is_not(None) & (leases.c.state == LeaseState.ACCEPTED) & is_for_training(leases.c.group_no)
-    )
-    if node is not None:
-        which &= leases.c.node_id == node
-    took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms")).where(which)
-    lately = took.order_by(leases.c.ended_ms.desc()).limit(MEASURED_MAX).subquery()
-    return connection.execute(sa.select(sa.func.avg(lately.c.ms))).scalar()

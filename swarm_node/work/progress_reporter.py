@@ -3,8 +3,8 @@
 - Only leases older than `REPORT_EVERY_S` are reported; a node whose groups end sooner reports nothing.
 - Those leases are due together, at multiples of `REPORT_EVERY_S`: one request reports all of them.
 - A caller reads the tokens of a lease with `report_every_ms`: the first ones are reported at once, later ones at that
-  interval. In time the interval is a share of the lease's age: a group may have `FRAGMENTS_MAX` fragments, however long
-  it takes.
+  interval. In time the interval is a share of the lease's age, so that a lease of hours has at most `FRAGMENTS_MAX`
+  fragments: the coordinator keeps no more of them, and its caller would read the rest only at the end.
 - New tokens of a group are signed once and sent until they are received; meanwhile later tokens are collected.
 - A lease that the coordinator reports as gone is cancelled at once: more work for it would be wasted.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 REPORT_EVERY_S = 5.0
 """Interval between reports of a lease, also before the first: a lost node loses at most this much work."""
 
-AGE_SHARE = 1 / 32
+AGE_SHARE = 1 / 24
 """The interval between reports of a lease that a caller reads, as a share of its age, once that is longer."""
 
 

@@ -2,8 +2,9 @@
 
 - This module does not need `transformers`, whose import takes seconds of every start.
 - The header of a file (names, shapes, length) is checked before the first byte of a tensor is read.
-- After a swap the model's own tensors are compared with the files, bit for bit: a layer, a head or a half that was left
-  from the previous version is too similar for the canary to detect in bf16.
+- In a swap the model's own tensors are compared with the files, bit for bit: a layer, a head or a half that was left
+  from the previous version is too similar for the canary to detect in bf16. Each is compared after it is copied, while
+  its values are at hand: no two places share memory, so nothing overwrites it later.
 - An adapter is added to the base's tensors from their files, one at a time while they are copied: there is never a
   second model in memory, and nothing of the previous version remains.
 - A version with the base of the one before costs its adapter: only tensors that one of both adapters changes are
@@ -118,21 +119,19 @@ class ModelTensors:
         with mapped_tensors(folder) as tensors:
             wrong = self._misfits(tensors)
             if not wrong:
-                self._copy(tensors, self._changed(tensors))
+                self._copy(tensors, self._changed(tensors), {})
             return wrong
 
     def swap(self, folder: Path, *, used: Callable[[], Places]) -> bool:
         """Overwrite the tensors with a folder's tensors.
 
         Return False if the folder has other tensors (then nothing is written), or if the model does not use the written
-        values: `used` returns its tensors after the swap. In both cases the model must be rebuilt.
+        values: `used` returns its tensors. In both cases the model must be rebuilt.
         """
         with mapped_tensors(folder) as tensors:
             if self._misfits(tensors):
                 return False
-            changed = self._changed(tensors)
-            self._copy(tensors, changed)
-            stale = _differing({name: place for name, place in used().items() if name in changed}, tensors)
+            stale = self._copy(tensors, self._changed(tensors), used())
         if stale:
             log.warning("%d tensors are not those of %s after a swap: %s", len(stale), folder, ", ".join(stale[:5]))
         return not stale
@@ -151,23 +150,24 @@ class ModelTensors:
             return frozenset(self._places)
         return self._loaded.adapted | tensors.adapted
 
-    def _copy(self, tensors: PolicyTensors, names: frozenset[str]) -> None:
+    def _copy(self, tensors: PolicyTensors, names: frozenset[str], used: Places) -> list[str]:
+        """Copy these tensors; return the names of those that are not in the places that the model uses then."""
+        stale = []
         self._loaded = None  # until every tensor is in its place
         for name, (place, _) in self._places.items():
             if name in names:
                 given = tensors.on(name, place.device)
                 place.copy_(given.view(place.shape) if given.numel() == place.numel() else given)
+                if name in used and not _is_same(used[name][0], given):
+                    stale.append(name)
         self._loaded = tensors if tensors.adapted else None
+        return stale
 
 
 def differing(places: Places, folder: Path) -> list[str]:
     """Return the names of the tensors that differ, in any bit, from those of a folder."""
     with mapped_tensors(folder) as tensors:
-        return _differing(places, tensors)
-
-
-def _differing(places: Places, tensors: PolicyTensors) -> list[str]:
-    return [name for name, (place, _) in places.items() if not _is_same(place, tensors.on(name, place.device))]
+        return [name for name, (place, _) in places.items() if not _is_same(place, tensors.on(name, place.device))]
 
 
 def _is_same(place: torch.Tensor, given: torch.Tensor) -> bool:

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from aiohttp import ClientResponse, ClientSession, TCPConnector
 
 from coordinator.api.guard import Bounds
@@ -47,6 +49,14 @@ pytestmark = pytest.mark.asyncio
 @pytest_asyncio.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     async with serve(tmp_path) as made:
+        await made.publish()
+        yield made
+
+
+@pytest_asyncio.fixture
+async def patient(tmp_path: Path) -> AsyncIterator[Served]:
+    """A coordinator that holds the requests of idle nodes for as long as a slow machine needs."""
+    async with serve(tmp_path, bounds=Bounds(lease_hold_s=600.0)) as made:
         await made.publish()
         yield made
 
@@ -440,17 +450,123 @@ async def test_nobody_answers(tmp_path: Path) -> None:
         assert await queries(served) == ["withdrawn"] * 2
 
 
-async def test_a_query_is_the_answer_to_an_idle_nodes_request(served: Served) -> None:
-    key, node = await make_key(served), await served.join()
-    while leases := await served.lease(node, groups=8):
-        for lease in leases:
+async def idling(served: Served, *nodes: NodeKey) -> list[asyncio.Task[tuple[Lease, ...]]]:
+    """Let the nodes answer all groups for training, each one at least; return their next requests, which are held."""
+    for node in nodes:
+        (lease,) = await served.lease(node)
+        await served.submit(node, served.answer(node, lease))
+    return [await next_held(served, node) for node in nodes]
+
+
+async def next_held(served: Served, node: NodeKey) -> asyncio.Task[tuple[Lease, ...]]:
+    """Let a node answer all groups; return its next request, which is held."""
+    others = len(served.round.idle_nodes)
+    while True:
+        asked = asyncio.create_task(served.lease(node))
+        while not asked.done() and len(served.round.idle_nodes) == others:  # noqa: ASYNC110 - it is on its way
+            await asyncio.sleep(0.01)
+        if not asked.done():
+            return asked
+        for lease in await asked:
             await served.submit(node, served.answer(node, lease))
-    idle = asyncio.create_task(served.lease(node))
-    while not len(served.round.idle_nodes):  # noqa: ASYNC110 - the request is on its way
-        await asyncio.sleep(0.01)
-    waiting = asyncio.create_task(ask(served, key))
+
+
+@asynccontextmanager
+async def writer_is_held(served: Served) -> AsyncIterator[None]:
+    """The store's writer waits for the end of the block."""
+    free, begun = threading.Event(), threading.Event()
+
+    def waits(_connection: sa.Connection) -> None:
+        begun.set()
+        free.wait(60)
+
+    held = asyncio.create_task(served.round.database.run(waits))
+    await asyncio.to_thread(begun.wait)
+    try:
+        yield
+    finally:
+        free.set()
+        await held
+
+
+@contextmanager
+def commits(served: Served) -> Iterator[list[str]]:
+    """The commits of the round's store during the block."""
+    seen: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        seen.extend([statement] if statement == "COMMIT" else [])
+
+    engine = served.round.database._engine
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+
+
+async def test_a_query_and_the_lease_of_an_idle_node_are_one_commit(patient: Served) -> None:
+    key, node = await make_key(patient), await patient.join()
+    (idle,) = await idling(patient, node)
+    with commits(patient) as seen:
+        waiting = asyncio.create_task(ask(patient, key))
+        (lease,) = await idle
+    assert len(seen) == 1
+    await patient.submit(node, echoed(patient, node, lease))
+    assert (await waiting)["choices"][0]["text"] == "1+2="
+
+
+async def test_the_queries_of_a_request_go_to_as_many_idle_nodes(patient: Served) -> None:
+    key, nodes = await make_key(patient), [await patient.join(number) for number in (1, 2)]
+    idle = await idling(patient, *nodes)
+    with commits(patient) as seen:
+        waiting = asyncio.create_task(ask(patient, key, prompt=["1=", "2="]))
+        leases = await asyncio.gather(*idle)
+    assert [(len(each), len(seen)) for each in leases] == [(1, 1)] * 2
+    for node, (lease,) in zip(nodes, leases, strict=True):
+        await patient.submit(node, echoed(patient, node, lease))
+    assert [choice["text"] for choice in (await waiting)["choices"]] == ["1=", "2="]
+
+
+async def test_of_two_queries_that_come_at_once_an_idle_node_gets_one_and_then_the_other(patient: Served) -> None:
+    key, node = await make_key(patient), await patient.join()
+    (idle,) = await idling(patient, node)
+    async with writer_is_held(patient):
+        waiting = [asyncio.create_task(ask(patient, key, prompt=f"{digit}=")) for digit in (1, 2)]
+        while patient.round.database.waiting < 2:  # noqa: ASYNC110 - both are on their way
+            await asyncio.sleep(0.01)
+    for leases in (await idle, await patient.lease(node)):
+        (lease,) = leases
+        await patient.submit(node, echoed(patient, node, lease))
+    assert [(await each)["choices"][0]["text"] for each in waiting] == ["1=", "2="]
+
+
+async def test_a_refused_query_leaves_the_idle_node_where_it_was(patient: Served) -> None:
+    node = await patient.join()
+    (idle,) = await idling(patient, node)
+    poor = await make_key(patient, budget_micros=1)
+    for key, status in (("es-guessed", 401), (poor, 429)):
+        assert (await refused(patient, key))[0] == status
+    assert len(patient.round.idle_nodes) == 1
+    rich = await patient.round.database.run(api_keys.make, "rich", 10**6, now_ms=now_ms())
+    waiting = asyncio.create_task(ask(patient, rich))
     (lease,) = await idle
-    await served.submit(node, echoed(served, node, lease))
+    await patient.submit(node, echoed(patient, node, lease))
+    assert (await waiting)["choices"][0]["text"] == "1+2="
+
+
+async def test_a_query_whose_idle_node_hangs_up_meanwhile_goes_to_the_next(patient: Served) -> None:
+    key, nodes = await make_key(patient), [await patient.join(number) for number in (1, 2)]
+    gone, stays = await idling(patient, *nodes)
+    async with writer_is_held(patient):
+        waiting = asyncio.create_task(ask(patient, key))
+        while patient.round.database.waiting < 1:  # noqa: ASYNC110 - it is on its way
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        while len(patient.round.idle_nodes) > 1:  # noqa: ASYNC110 - its server has to see it
+            await asyncio.sleep(0.01)
+    (lease,) = await stays
+    await patient.submit(nodes[1], echoed(patient, nodes[1], lease))
     assert (await waiting)["choices"][0]["text"] == "1+2="
 
 

@@ -6,14 +6,25 @@ from contextlib import ExitStack
 import pytest
 
 from coordinator.service.idle_nodes import IdleNodes
+from protocol.work.messages import LeaseReply
 
 pytestmark = pytest.mark.asyncio
+
+NOTHING = LeaseReply(leases=(), newest_version=1, reason="ahead", retry_s=0.0)
+
+
+def offer(_connection: object) -> LeaseReply:
+    return NOTHING
+
+
+def offers_nothing() -> None:
+    """The offer of a node that has left."""
 
 
 async def test_the_nodes_that_wait_the_longest_are_called() -> None:
     nodes = IdleNodes()
     with ExitStack() as held:
-        waiting = [held.enter_context(nodes.waiting()) for _ in range(3)]
+        waiting = [held.enter_context(nodes.waiting(offers_nothing)) for _ in range(3)]
         nodes.call(2)
         assert [node.is_called for node in waiting] == [True, True, False]
         nodes.call(1)
@@ -22,17 +33,17 @@ async def test_the_nodes_that_wait_the_longest_are_called() -> None:
 
 async def test_a_call_reaches_a_node_that_waits_already_and_no_later_one() -> None:
     nodes = IdleNodes()
-    with nodes.waiting() as first:
+    with nodes.waiting(offers_nothing) as first:
         asyncio.get_running_loop().call_later(0.01, nodes.call, 1)
         assert await first.called(10)
-        with nodes.waiting() as second:
+        with nodes.waiting(offers_nothing) as second:
             assert not await second.called(0.01)
 
 
 async def test_a_node_that_finds_nothing_passes_the_call_on_until_all_were_asked() -> None:
     nodes = IdleNodes()
     with ExitStack() as held:
-        waiting = [held.enter_context(nodes.waiting()) for _ in range(3)]
+        waiting = [held.enter_context(nodes.waiting(offers_nothing)) for _ in range(3)]
         nodes.call(1)
         asked = []
         while called := [node for node in waiting if node.is_called]:
@@ -46,17 +57,50 @@ async def test_a_node_that_finds_nothing_passes_the_call_on_until_all_were_asked
 
 async def test_a_node_that_joins_after_a_call_does_not_get_it_passed_on() -> None:
     nodes = IdleNodes()
-    with nodes.waiting() as first:
+    with nodes.waiting(offers_nothing) as first:
         nodes.call(1)
-        with nodes.waiting() as second:
+        with nodes.waiting(offers_nothing) as second:
             first.pass_on()
             assert not second.is_called
             assert not first.is_called
 
 
+async def test_an_offer_follows_a_query_for_each_node_that_is_there_and_free() -> None:
+    nodes = IdleNodes()
+    with ExitStack() as held:
+        first = held.enter_context(nodes.waiting(lambda: offer))
+        gone = held.enter_context(nodes.waiting(offers_nothing))
+        others = [held.enter_context(nodes.waiting(lambda: offer)) for _ in range(2)]
+        nodes.call(1)
+        followers = nodes.follow(1)
+        assert [node.is_called for node in (first, gone, *others)] == [True, False, True, False]
+        followers[0].answer.set_result(NOTHING)
+        call = await others[0].called(10)
+        assert call is not None
+        assert call.offered is not None
+        assert await call.offered is NOTHING
+        others[0].pass_on()
+        assert [node.is_called for node in (gone, *others)] == [True, False, False]
+
+
+async def test_a_node_whose_query_was_refused_waits_on_in_its_place() -> None:
+    nodes = IdleNodes()
+    with nodes.waiting(lambda: offer) as first, nodes.waiting(lambda: offer) as second:
+        waking = asyncio.create_task(first.called(10))
+        await asyncio.sleep(0)
+        (follower,) = nodes.follow(1)
+        follower.answer.set_result(None)  # before the node has seen its call
+        call = await waking
+        assert call is not None
+        assert call.offered is follower.answer
+        nodes.call(1)
+        assert [first.is_called, second.is_called] == [True, False]
+        assert nodes.calls == 1  # nobody makes another offer for a query that was refused
+
+
 async def test_news_are_for_everybody() -> None:
     nodes = IdleNodes()
-    with nodes.waiting() as first, nodes.waiting() as second:
+    with nodes.waiting(offers_nothing) as first, nodes.waiting(offers_nothing) as second:
         nodes.call_all()
         assert first.is_called
         assert second.is_called
@@ -66,5 +110,5 @@ async def test_a_call_without_waiting_nodes_is_counted() -> None:
     nodes = IdleNodes()
     nodes.call(1)
     assert nodes.calls == 1
-    with nodes.waiting() as node:
+    with nodes.waiting(offers_nothing) as node:
         assert not node.is_called

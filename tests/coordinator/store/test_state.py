@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from coordinator.store import tables
 from coordinator.store.facts import Fact, get_fact, set_fact
-from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database
+from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database, FollowingEffect
 from protocol.errors import Overloaded
 
 A = Fact[Any]("a", None)
@@ -136,6 +136,41 @@ async def test_effects_that_wait_share_a_commit_and_one_that_fails_leaves_the_ot
         True,
         None,
     ]
+
+
+def following(name: str) -> FollowingEffect[str]:
+    return FollowingEffect(lambda connection: put(connection, name), asyncio.get_running_loop().create_future())
+
+
+@pytest.mark.asyncio
+async def test_effects_share_the_commit_of_the_one_that_they_follow_and_cannot_undo_it(waiting: Waiting) -> None:
+    await waiting.release()
+    bad, gone, good = following("bad"), following("gone"), following("good")
+    gone.answer.cancel()
+    assert await waiting.database.run_followed(lambda connection: put(connection, "a"), [bad, gone, good]) == "a"
+    assert (await good.answer, len(waiting.commits)) == ("good", 1)
+    with pytest.raises(KeyError):
+        await bad.answer
+    facts = [waiting.database.run_now(get_fact, Fact[Any](name, None)) for name in ("a", "half", "gone", "good")]
+    assert facts == [True, None, None, True]
+
+
+@pytest.mark.asyncio
+async def test_nothing_follows_an_effect_that_fails_is_refused_or_has_lost_its_caller(waiting: Waiting) -> None:
+    followers = [following(name) for name in ("a", "b", "c")]
+    await waiting.hold()
+    fails = asyncio.create_task(waiting.database.run_followed(lambda conn: put(conn, "bad"), followers[:1]))
+    leaves = asyncio.create_task(waiting.database.run_followed(lambda conn: put(conn, "gone"), followers[1:2]))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    others = [asyncio.create_task(waiting.database.run_for_node(put, "d")) for _ in range(WAITING_MAX)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await waiting.database.run_followed(lambda conn: put(conn, "e"), followers[2:])
+    await waiting.release()
+    await asyncio.gather(fails, *others, return_exceptions=True)
+    assert [await follower.answer for follower in followers] == [None] * 3
+    assert [waiting.database.run_now(get_fact, Fact[Any](name, None)) for name in "abce"] == [None] * 4
 
 
 @pytest.mark.asyncio

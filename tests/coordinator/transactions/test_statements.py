@@ -12,16 +12,20 @@ import sqlalchemy as sa
 
 from coordinator.config import AuditSection
 from coordinator.store.tables import WAITS, audits
-from coordinator.transactions import checked_rollouts, claims, offers
+from coordinator.transactions import api_keys, checked_rollouts, claims, offers, queries
+from coordinator.transactions.queries import Query
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import LeaseRequest
-from tests.coordinator.world import World, answer
+from tests.coordinator.world import PRICE, World, answer
 
 LEASE, ROLLOUT = 21, 22
 """Statements, with what a round usually does: a look ahead, owners' shares, audits by lot."""
 
 CALLS = 660
 """Calls of Python functions for an accepted rollout of eight samples."""
+
+IDLE_CALLS, QUERY_CALLS, ANSWER_CALLS = 230, 340, 720
+"""Calls for an offer of nothing to an idle node, of a query to it, and for the answer to the query."""
 
 NODES = 6
 
@@ -97,6 +101,54 @@ def test_an_accepted_rollout_takes_few_calls(usual: World, store_url: str) -> No
 
     assert usual.run(submit).outcome == "accepted"
     assert calls["call"] <= CALLS, calls
+
+
+def test_an_idle_node_and_the_answer_to_a_query_take_few_calls(usual: World, store_url: str) -> None:
+    """Both run while callers of the endpoint wait."""
+    if store_url:
+        return
+    key = at_work(usual)[0]
+    usual.terms = replace(usual.terms, over_issue=2, trains=False)
+    ask = LeaseRequest(version=1, groups=1)
+
+    def offer(connection: sa.Connection) -> Any:
+        return offers.offer(connection, key.node_id, ask, terms=usual.terms, draw=usual.draw, now_ms=usual.now_ms)
+
+    nothing, calls = usual.run(lambda connection: with_calls(offer, connection))
+    assert nothing.reason == "ahead"
+    assert calls <= IDLE_CALLS
+    usual.run(queries_of_one, usual)
+    offered, calls = usual.run(lambda connection: with_calls(offer, connection))
+    assert calls <= QUERY_CALLS
+    envelope = answer(key, offered.leases[0])
+
+    def submit(connection: sa.Connection) -> Any:
+        read = checked_rollouts.read_rollouts(key.node_id, [envelope])
+        return claims.receive_rollouts(connection, key.node_id, read, judge=usual.judge, now_ms=usual.now_ms)[0]
+
+    verdict, calls = usual.run(lambda connection: with_calls(submit, connection))
+    assert verdict.outcome == "accepted"
+    assert calls <= ANSWER_CALLS
+
+
+def queries_of_one(connection: sa.Connection, world: World) -> None:
+    """Record a query of a new key."""
+    key = api_keys.make(connection, "caller", 10**6, now_ms=world.now_ms)
+    asked = [Query((70, 71), samples=1, tokens_max=8)]
+    queries.ask(connection, key, asked, terms=world.terms, max_price=PRICE, patience_ms=1000, now_ms=world.now_ms)
+
+
+def with_calls(effect: Callable[[sa.Connection], Any], connection: sa.Connection) -> tuple[Any, int]:
+    """Run an effect, and again after its statements were built; return the outcome and the calls of the second run."""
+    calls: Counter[str] = Counter()
+    connection.exec_driver_sql("SAVEPOINT first")
+    effect(connection)
+    connection.exec_driver_sql("ROLLBACK TO SAVEPOINT first")
+    sys.setprofile(lambda _frame, what, _argument: calls.update([what]))
+    try:
+        return effect(connection), calls["call"]
+    finally:
+        sys.setprofile(None)
 
 
 def test_no_value_decides_on_an_index_of_sqlite() -> None:

@@ -15,7 +15,7 @@ from protocol.work.fragment import Fragment, FragmentPart
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseProgress, LeaseProgressReply
 from protocol.work.rollout import pack_logprobs, pack_tokens
-from swarm_node.work.progress_reporter import REPORT_EVERY_S, ProgressReporter
+from swarm_node.work.progress_reporter import REPORT_EVERY_S, ProgressReporter, ReportedLease
 
 pytestmark = pytest.mark.trio
 
@@ -164,13 +164,14 @@ async def test_the_reporter_wakes_when_a_lease_that_is_read_grows(autojump_clock
         nursery.cancel_scope.cancel()
 
 
-async def test_a_lease_that_is_read_has_few_enough_fragments_however_long_it_takes(mock_clock: Any) -> None:
-    world, began = World(READ), trio.current_time()
-    while trio.current_time() - began < 600:
-        world.grow(0, 0, 1)
-        await world.reporter.report()
-        mock_clock.jump(0.05)
-    assert 100 < len(world.payloads()) < limits.FRAGMENTS_MAX
+@pytest.mark.parametrize("every_ms", [limits.REPORT_EVERY_MIN_MS, READ.report_every_ms])
+async def test_a_lease_that_is_read_has_few_enough_fragments_in_an_hour(every_ms: int) -> None:
+    state = ReportedLease.started(READ.model_copy(update={"report_every_ms": every_ms}), 0.0)
+    reports = 0
+    while state.due_at < 3600:
+        state.schedule_next(state.due_at)
+        reports += 1
+    assert 100 < reports < limits.FRAGMENTS_MAX
 
 
 async def test_a_coordinator_cannot_ask_for_reports_without_a_pause() -> None:

@@ -146,7 +146,7 @@ def test_only_nodes_that_were_heard_of_lately_are_alive(world: World) -> None:
 
 
 def test_a_node_that_said_that_it_leaves_has_left_until_it_registers_again(world: World) -> None:
-    """It was shown as silent, like one that crashed, and its peers dialled it for three more heartbeats."""
+    """Such a node was shown as silent, like one that crashed, and its peers dialled it for three more heartbeats."""
     key, other = world.join(1), world.join(2)
     beat(world, key.node_id)
     beat(world, other.node_id)

@@ -172,7 +172,7 @@ async def test_a_node_registers_again_when_the_router_gives_it_another_address(a
 @pytest.mark.trio
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_an_agent_that_is_stopped_says_so_in_its_last_heartbeat(autojump_clock: MockClock, hangs: bool) -> None:
-    """It was shown as silent, as after a crash. A coordinator that does not answer delays the end by two seconds."""
+    """The node was shown as silent, as after a crash. A coordinator that hangs delays the end by two seconds."""
     line, activity = Line("nothing"), SimpleNamespace(version=0, phase=Phase.GENERATING, tokens_per_s=0.0)
     line.hangs = hangs
     pulse = Pulse(line.member, cast(Any, activity))

@@ -4,8 +4,8 @@
 - Stages are what the public leaderboard says of the node, looked at twenty times a second; it is half a second old.
 - The proof is a bare Debian (debootstrap, root and a network) with a new user, an empty home and a checkout. The first
   command is the README's; the next one is what the installer prints after "Next:", with the join string for HOST. The
-  commands up to the first credit are counted, and the time of both from the second lap on, when pip's cache is full:
-  what is counted is then ours and not the network's. `ECHO_SWARM_DEBIAN`
+  commands up to the first credit are counted, and the time of both from the second lap on, when the packages are in the
+  caches of pip and uv: what is counted is then ours and not the network's. `ECHO_SWARM_DEBIAN`
   names a prepared system. `QUICK=1` leaves it out.
 """
 
@@ -38,7 +38,7 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 INSTALL, JOIN = "sh installers/install.sh", "swarm-node join"
-WHOLE = "both commands, pip's cache full"
+WHOLE = "both commands, packages cached"
 
 STAGES = ("registered", "policy held", "first credit")
 
@@ -145,7 +145,7 @@ def inside(root: Path, words: str) -> list[str]:
 
 
 def first_hour(folder: Path, root: Path, url: str, join: str) -> dict[str, float]:
-    """Seconds of each command from an empty home to the first credit; pip's cache is kept."""
+    """Seconds of each command from an empty home to the first credit; caches are kept."""
     for name in (".local", ".config"):
         shutil.rmtree(root / HOME / name, ignore_errors=True)
     before = {row["node_id"] for row in read(f"{url}/v1/leaderboard")["nodes"]}

@@ -36,7 +36,7 @@ from coordinator.api import (
     watch,
 )
 from coordinator.api.guard import BODIES, BOUNDS, Bodies, Bounds, Callers, Runner, held_until_answered, listen
-from coordinator.api.http import ERROR_PAGE, ROUND, errors
+from coordinator.api.http import ERROR_PAGE, OWN_HOSTS, ROUND, errors, own_hosts
 from coordinator.api.watch import WATCH, Watch
 from coordinator.base.children import Life, keep_running, script
 from coordinator.base.clock import now_ms
@@ -88,6 +88,8 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     app = web.Application(middlewares=[errors, held_until_answered])
     app[ROUND] = round_
     app[ERROR_PAGE] = pages.missing
+    if (hosts := own_hosts(round_.config)) is not None:
+        app[OWN_HOSTS] = hosts
     app[BOUNDS] = bounds
     app[BODIES] = Bodies(bounds.bodies_bytes)
     caller.serve(app, bounds.proxies)

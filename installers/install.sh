@@ -6,6 +6,8 @@
 #   check. If this script is interrupted, the previous version stays active; run the script again.
 # - The packages of the agent and of vLLM come from the version's own lists, and each is checked against its hash. torch,
 #   transformers and llama.cpp are pinned by version only, and so are their dependencies that a list names.
+# - uv installs the packages, since pip takes a minute longer; where uv fails, pip installs them by the same lists. pip's
+#   configuration of this machine holds for both, and no file of the current folder.
 # - Only llama.cpp is compiled, for this processor.
 # - In a checkout of the repository, the script builds the agent's wheel from the checkout.
 # - A dry run obtains the wheel as the installation does, in a temporary folder, so that it fails where the installation fails.
@@ -484,27 +486,66 @@ rehearse() {
   say "Dry run: nothing was changed."
 }
 
+# Obtain uv, and set NO_INDEX and uv's variables by pip's configuration.
+obtain_uv() {
+  pip install --no-deps --require-hashes --only-binary :all: --target "$DOWNLOAD/uv" -r "$LISTS/uv.lock" || return 1
+  assignments=$("$TARGET/bin/python" - "$("$TARGET/bin/python" -m pip config list 2>>"$LOG")" <<'PYTHON'
+import ast, shlex, sys
+SECTIONS = ("global", "install", ":env:")  # a later one wins
+VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "trusted-host": "UV_INSECURE_HOST",
+    "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "proxy": "ALL_PROXY",
+}
+found = {}
+for line in sys.argv[1].splitlines():
+    name, _, value = line.partition("=")
+    section, _, key = name.rpartition(".")
+    if section in SECTIONS:
+        found[SECTIONS.index(section), key] = ast.literal_eval(value)
+settings = {key: value for (_, key), value in sorted(found.items())}
+for key, value in settings.items():
+    if key in VARIABLES:
+        words = [value] if key.endswith("cert") else value.split()
+        print(f"export {VARIABLES[key]}={shlex.quote((',' if key == 'find-links' else ' ').join(words))}")
+print("NO_INDEX=" + ("--no-index" if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else ""))
+PYTHON
+) || return 1
+  eval "$assignments"
+  # As pip does: no index counts more than another.
+  export UV_INDEX_STRATEGY=unsafe-best-match UV_NO_CONFIG=1
+  # The packages of root serve users who cannot write beside them. The folder of root's cache belongs to root in any case,
+  # also where sudo keeps another user's HOME.
+  [ "$(id -u)" != 0 ] || export UV_COMPILE_BYTECODE=1 UV_CACHE_DIR="$PREFIX/cache"
+}
+
+# Install packages for a Python, by uv or else by pip; the options are those that both have.
+packages() {
+  for_python=$1
+  shift
+  [ -z "$FIND_LINKS" ] || set -- --find-links "$FIND_LINKS" "$@"
+  if [ -x "$DOWNLOAD/uv/bin/uv" ]; then
+    "$DOWNLOAD/uv/bin/uv" pip install --python "$for_python" ${NO_INDEX:+"$NO_INDEX"} "$@" </dev/null >>"$LOG" 2>&1 && return
+    say "uv failed; pip tries." >>"$LOG"
+  fi
+  "$for_python" -m pip --no-input --disable-pip-version-check install "$@" </dev/null >>"$LOG" 2>&1
+}
+
 # The wheel contains the list of its dependencies, with the hash of each file.
 install_agent() {
   "$TARGET/bin/python" -m zipfile -e "$WHEEL" "$DOWNLOAD/wheel" >>"$LOG" 2>&1 || return 1
   LISTS=$DOWNLOAD/wheel/swarm_node/installation
-  set -- install --no-deps --require-hashes --use-pep517 -r "$LISTS/node.lock"
-  [ -z "$FIND_LINKS" ] || set -- "$@" --find-links "$FIND_LINKS"
-  pip "$@" && pip install --no-deps "$WHEEL"
+  obtain_uv || rm -rf "$DOWNLOAD/uv"
+  packages "$TARGET/bin/python" --no-deps --require-hashes -r "$LISTS/node.lock" &&
+    packages "$TARGET/bin/python" --no-deps "$WHEEL"
 }
 
 # pip's own configuration counts first: it may name an index that has CPU builds.
 pip_has_cpu_build() { "$TARGET/bin/python" -m pip index versions torch </dev/null 2>>"$LOG" | grep -q '+cpu'; }
 
-# uv knows the index of each of torch's builds. It uses the package index and the certificates of pip's configuration.
+# uv knows the index of each of torch's builds; pip does not.
 install_other_build() {
-  pip install --no-deps --require-hashes --only-binary :all: --target "$DOWNLOAD/uv" -r "$LISTS/uv.lock" || return 1
-  index=$("$TARGET/bin/python" -m pip config get global.index-url 2>/dev/null || true)
-  index=${PIP_INDEX_URL:-$index}
-  [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
-  [ -z "${PIP_CERT:-}" ] || export SSL_CERT_FILE="$PIP_CERT"
-  "$DOWNLOAD/uv/bin/uv" pip install --python "$TARGET/bin/python" --torch-backend "$TORCH_BUILD" --only-binary :all: \
-    -c "$LISTS/constraints.txt" torch transformers </dev/null >>"$LOG" 2>&1
+  "$DOWNLOAD/uv/bin/uv" pip install --python "$TARGET/bin/python" ${NO_INDEX:+"$NO_INDEX"} --torch-backend "$TORCH_BUILD" \
+    --only-binary :all: -c "$LISTS/constraints.txt" torch transformers </dev/null >>"$LOG" 2>&1
 }
 
 install_engine() {
@@ -513,7 +554,7 @@ install_engine() {
       if wants_other_build && ! { wants_cpu_build && pip_has_cpu_build; }; then
         install_other_build
       else
-        pip install --only-binary :all: -c "$LISTS/constraints.txt" torch transformers
+        packages "$TARGET/bin/python" --only-binary :all: -c "$LISTS/constraints.txt" torch transformers
       fi ;;
     llama)
       # Without its library for command lines: a third of the time.
@@ -527,8 +568,7 @@ install_engine() {
       export CMAKE_ARGS
       pip install -c "$LISTS/constraints.txt" llama-cpp-python gguf ;;
     vllm) "$TARGET/bin/python" -m venv "$TARGET/vllm" >>"$LOG" 2>&1 &&
-      "$TARGET/vllm/bin/python" -m pip --no-input install --no-deps --only-binary :all: --require-hashes \
-        -r "$LISTS/vllm.lock" </dev/null >>"$LOG" 2>&1 ;;
+      packages "$TARGET/vllm/bin/python" --no-deps --only-binary :all: --require-hashes -r "$LISTS/vllm.lock" ;;
   esac
 }
 
@@ -739,7 +779,7 @@ remove_service() {
 uninstall() {
   [ -e "$PREFIX/versions" ] || [ -e "$BIN/swarm-node" ] || die "Nothing is installed in $PREFIX." "Give the installation folder with --prefix."
   if [ -n "$DRY_RUN" ]; then
-    say "Would remove $PREFIX/{versions,current,lock,download,install.log}, $BIN/swarm-node and the service${PURGE:+, and $NODE_HOME}."
+    say "Would remove $PREFIX/{versions,current,lock,download,cache,install.log}, $BIN/swarm-node and the service${PURGE:+, and $NODE_HOME}."
     return
   fi
   remove_service
@@ -749,7 +789,8 @@ uninstall() {
       die "Process $pid is still running: swarm-node $words" "Run $(ending "$pid" "$words"). When it has ended, run this again."
     fi
   }
-  rm -rf "$PREFIX/versions" "$PREFIX/current" "$PREFIX/current.new" "$PREFIX/download" "$PREFIX/lock" "$PREFIX/install.log"
+  rm -rf "$PREFIX/versions" "$PREFIX/current" "$PREFIX/current.new" "$PREFIX/download" "$PREFIX/lock" "$PREFIX/cache" \
+    "$PREFIX/install.log"
   if grep -q 'installer of Echo Swarm' "$BIN/swarm-node" 2>/dev/null; then rm -f "$BIN/swarm-node"; fi
   rmdir "$PREFIX" 2>/dev/null || true
   if [ -n "$PURGE" ]; then

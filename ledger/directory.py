@@ -1,6 +1,7 @@
 """A directory: a static JSON file with the listings of many rounds, signed by the curator who made it.
 
-    {"signed": {Directory}, "signature": "…", "signer": "<node id of the curator's key>"}
+    {"signed": {Directory}, "signature": "…", "signer": "<node id of the curator's key>",
+     "witnesses": {"<node id of a witness's key>": "<signature>"}}
 
 1. The file is not larger than `DIRECTORY_MAX_BYTES`, and is an object of JSON.
 2. The signer is the key that the reader chose, and has signed it under the domain `directory`.
@@ -14,9 +15,11 @@
 - A **sighting** is what the curator saw of a round's log at a time by the curator's clock, after verifying all of it:
   the curator is a witness. A round cannot move a payment to another time across a sighting.
 - A curator also lists the rounds that it refuses, with the reason.
+- A **witness** of a directory signs the file of each number once, and no lower number afterwards, under the domain
+  `witnessed`. So a curator cannot show other rounds to readers who ask for the witness than to everybody else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -24,7 +27,7 @@ from pydantic import AfterValidator, Field
 
 from ledger.listing import CLOCKS_DIFFER_MS, Micros, Milliseconds, OpenListing, Size, contradiction, open_listing
 from protocol import limits
-from protocol.errors import MalformedMessage, MetadataExpired, ProofInvalid, SwarmError, UntrustedMetadata
+from protocol.errors import MalformedMessage, MetadataExpired, NotWitnessed, ProofInvalid, SwarmError, UntrustedMetadata
 from protocol.ids import Hex64, NodeId
 from protocol.people.names import skeleton
 from protocol.policy.description import Fact, Passage, Title, require_visible_line
@@ -144,6 +147,45 @@ def make_directory(directory: Directory, key: NodeKey) -> dict[str, Any]:
     """Return the signed document of a directory."""
     value: dict[str, Any] = directory.model_dump(mode="json")
     return sign_json("directory", value, key) | {"signer": key.node_id}
+
+
+def add_witness(data: bytes, key: NodeKey) -> dict[str, Any]:
+    """Return the document of a directory with the signature of a witness."""
+    document = read_object(data, DIRECTORY_MAX_BYTES)
+    signature = sign_json("witnessed", _witnessed(document), key)["signature"]
+    return document | {"witnesses": _witnesses(document) | {key.node_id: signature}}
+
+
+def require_witnessed(data: bytes, witnesses: Iterable[NodeId]) -> None:
+    """Raise `NotWitnessed` if one of the witnesses has not signed a directory, whose own signature is checked."""
+    document = read_object(data, DIRECTORY_MAX_BYTES)
+    for witness in witnesses:
+        signature = _witnesses(document).get(witness)
+        if signature is None:
+            raise NotWitnessed(
+                f"The witness {witness} has not signed this directory.",
+                hint="Use a mirror with the witness's signature, or ask the curator and the witness why it is missing.",
+            )
+        check_signed("witnessed", {"signed": _witnessed(document), "signature": signature}, witness)
+
+
+def require_one_view(kept: bytes, data: bytes) -> None:
+    """Raise `ProofInvalid` if a curator has signed two different directories with one number."""
+    first, second = (read_object(each, DIRECTORY_MAX_BYTES)["signed"] for each in (kept, data))
+    if first["number"] == second["number"] and first != second:
+        raise ProofInvalid(
+            f"The curator of {second['name']} has signed two different directories with number {second['number']}.",
+            hint="It shows different readers different rounds. Both files prove it; ask the curator.",
+        )
+
+
+def _witnessed(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {"curator": document.get("signer"), "directory": document.get("signed")}
+
+
+def _witnesses(document: Mapping[str, Any]) -> dict[str, Any]:
+    signatures = document.get("witnesses")
+    return signatures if isinstance(signatures, dict) else {}
 
 
 def _directory(signed: dict[str, Any]) -> Directory:

@@ -258,6 +258,12 @@ class UnknownChunk(SwarmError):
     code, http_status, fault = "unknown_chunk", 404, "peer"
 
 
+class Misdirected(SwarmError):
+    """The request names a host that is not this coordinator's, as a page of another site does that leads here."""
+
+    code, http_status, fault = "misdirected", 421, "caller"
+
+
 class NotFound(SwarmError):
     """The resource at this address does not exist."""
 

@@ -9,7 +9,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -270,11 +270,11 @@ class AgentRound:
                 await first_of(worker.finished.wait, governor.leaving.wait)
                 log.info("leaving: %s", _end(governor, 1)[0])
                 await _drain(sender, outbox)
-                with suppress(SwarmError):  # the round is over, whether or not this still arrives
-                    await pulse.beat()
                 nursery.cancel_scope.cancel()
             finally:
                 record_speed(me.folder, worker.tokens_per_s, now_ms())
+                if self.is_registered:
+                    await pulse.leave()
 
     async def _register(self, pulse: Pulse, rounds: "AgentRounds") -> None:
         await pulse.register()

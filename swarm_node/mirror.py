@@ -50,13 +50,16 @@ async def run(settings: MemberSettings, *, show: Callable[[Held], None]) -> None
         nursery.start_soon(cancel_on_signal, node.signals, nursery.cancel_scope)
         await pulse.register()
         last_round.record_joined(settings.home, [settings.join], settings.given_name, page=settings.page)
-        for machine in (pulse, me.policies, me.log_watch, mirror):
-            nursery.start_soon(machine.run)
-        if me.mapper is not None:
-            nursery.start_soon(me.mapper.run)
-        nursery.start_soon(pulse.listen)
-        await mirror.finished.wait()
-        nursery.cancel_scope.cancel()
+        try:
+            for machine in (pulse, me.policies, me.log_watch, mirror):
+                nursery.start_soon(machine.run)
+            if me.mapper is not None:
+                nursery.start_soon(me.mapper.run)
+            nursery.start_soon(pulse.listen)
+            await mirror.finished.wait()
+            nursery.cancel_scope.cancel()
+        finally:
+            await pulse.leave()
 
 
 class _Mirror:

@@ -3,6 +3,8 @@
 - Programs use canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
 - People get JSON: a request with `Accept: application/json` (or a browser's) gets JSON errors.
 - A browser that requests a wrong address outside `/v1/` gets the "not found" page.
+- A round that is not on the internet answers no request for a name of the internet, except its own: by such a name, a
+  page of another site in a browser of this network could read it (DNS rebinding). Addresses and private names pass.
 - A body that declares too large a length is rejected before a byte of it is read; one without a length, where it gets
   too long; and one that arrives too slowly, since an open connection is one that others do not get. The memory for
   bodies comes from a budget (`coordinator.api.guard`).
@@ -18,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -26,6 +29,7 @@ from pydantic import BaseModel, ValidationError
 from coordinator.api.guard import BODIES, BOUNDS
 from coordinator.base.clock import now_ms
 from coordinator.base.files import ArrivingFile
+from coordinator.config import Config
 from coordinator.service.round import Round
 from coordinator.transactions import registry
 from protocol import limits
@@ -33,6 +37,7 @@ from protocol.errors import (
     KeyRefused,
     MalformedMessage,
     MessageTooLarge,
+    Misdirected,
     NotAuthorised,
     NotFound,
     Overloaded,
@@ -40,6 +45,7 @@ from protocol.errors import (
     TooManyStatements,
 )
 from protocol.ids import NodeId
+from protocol.people.addresses import ip_of, is_public_host
 from protocol.wire import canonical
 from protocol.wire.message import Message
 from protocol.work.messages import LeaseProgress, Submission, open_request
@@ -50,6 +56,8 @@ ROUND = web.AppKey("round", Round)
 BY_OPERATOR = web.RequestKey("by_operator", bool)
 ERROR_PAGE: web.AppKey[Callable[[web.Request, NotFound], web.Response]] = web.AppKey("error_page")
 """The function that renders the page for a wrong address outside the API (`/v1/`)."""
+OWN_HOSTS = web.AppKey("own_hosts", frozenset[str])
+"""Host names of a round that is not on the internet; absent for one that is."""
 MSGPACK = "application/msgpack"
 
 SPOKEN = (HttpVersion10, HttpVersion11)
@@ -75,6 +83,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         if request.version not in SPOKEN:
             raise MalformedMessage("This server supports HTTP/1.0 and HTTP/1.1 only.")
+        if OWN_HOSTS in request.app:
+            _require_own_host(request.headers.get("Host", ""), request.app[OWN_HOSTS])
         return await handler(request)
     except SwarmError as error:
         return await _refuse(request, error)
@@ -86,6 +96,36 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         log.exception("%s %s failed", request.method, request.path)
         failed = SwarmError("The coordinator had an internal error. The rollout is not lost.", hint="Try again later.")
         return await _refuse(request, failed)
+
+
+def own_hosts(config: Config) -> frozenset[str] | None:
+    """Return the host names of a round that is not on the internet; None for one that is."""
+    section = config.round
+    urls = (section.join_string(""), f"//{section.listen}", f"//{section.tls_listen}")
+    hosts = [urlsplit(url).hostname or "" for url in urls]
+    return None if is_public_host(hosts[0]) else frozenset(hosts)
+
+
+def _require_own_host(header: str, own: frozenset[str]) -> None:
+    """Refuse a request for another host: only a public name can be another site's."""
+    try:
+        host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+        is_foreign = not _is_address(host) and is_public_host(host) and host not in own
+    except ValueError:
+        host, is_foreign = header, True
+    if is_foreign:
+        raise Misdirected(
+            f"This round is not on the internet, and {host[:100]!r} is not its name.",
+            hint="Use the address from the join string. To serve this name, set round.public_url to its URL.",
+        )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_of(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _refuse(request: web.Request, error: SwarmError) -> web.Response:

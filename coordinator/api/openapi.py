@@ -84,7 +84,7 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/v1/evaluations": JSON, "/v1/evaluations/samples": JSON, "/openapi.json": JSON,
     "/v1/operator/status": JSON, "/v1/operator/nodes": JSON, "/v1/operator/nodes/{node}": JSON,
     "/v1/operator/keys": JSON, "/v1/usage": JSON,
-    "/v1/operator/bans/{node}": JSON, "/v1/operator/audits/{claim}": JSON,
+    "/v1/operator/bans/{node}": JSON, "/v1/operator/audits": JSON, "/v1/operator/audits/{claim}": JSON,
     "/v1/operator/orders": JSON, "/v1/operator/hold": JSON, "/v1/operator/finish": JSON, "/v1/operator/rulings": JSON,
     "/v1/operator/appeals": JSON, "/v1/operator/appeals/{number}": JSON,
     "/stats/{file}": ("text/csv", JSON, "application/xml", "application/gzip"),

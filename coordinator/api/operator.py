@@ -13,7 +13,7 @@ from coordinator.api.learner import finish_round
 from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
 from coordinator.reports import moderation
-from coordinator.reports.audit_record import audit_record
+from coordinator.reports.audit_record import LISTED_MAX, audit_record, recent_audits
 from coordinator.service.publication import Replacement
 from coordinator.service.round import Round
 from coordinator.transactions import api_keys, batches, fleet, retractions
@@ -60,6 +60,17 @@ async def ban_preview(request: web.Request) -> web.Response:
     """Return what a ban of a node's owner would change: nodes, claims voided and kept, leases, and groups."""
     round_ = require_operator(request)
     return reply_json(await round_.database.read(moderation.ban_preview, request.match_info["node"]))
+
+
+@routes.get("/v1/operator/audits")
+async def audits(request: web.Request) -> web.Response:
+    """Return the newest audits, of one node if `node` names it; at most `count`."""
+    round_ = require_operator(request)
+    try:
+        count = min(int(request.query.get("count", "20")), LISTED_MAX)
+    except ValueError:
+        raise MalformedMessage("count is not a number.") from None
+    return reply_json(await round_.database.read(recent_audits, request.query.get("node", "")[:100], max(count, 0)))
 
 
 @routes.get("/v1/operator/audits/{claim:[0-9a-f]{6,64}}")

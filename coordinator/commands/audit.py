@@ -150,6 +150,38 @@ def update(
 
 
 @app.command(
+    "list",
+    epilog=lesson(
+        "swarm-coordinator audit list round.toml --node calm-heron-417",
+        "`audit show` for the evidence of one claim.",
+        EXIT_CODES,
+    ),
+)
+def list_(
+    config_file: ConfigFile,
+    settings: Settings,
+    node: Annotated[str, typer.Option(help="Only this node: its id, part of it, or its name.")] = "",
+    count: Annotated[int, typer.Option(min=1, max=1000, help="Number of audits.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the newest audits with their verdicts; the newest claim comes first."""
+    from coordinator.commands.asking import ask, launched, run_in_store
+    from coordinator.reports.audit_record import recent_audits
+
+    config = load(config_file, settings)
+    rows = ask(config, "GET", f"/v1/operator/audits?node={quote(node, safe='')}&count={count}")
+    if rows is None:
+        rows = run_in_store(config, lambda connection: recent_audits(connection, node, count))
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    unit = launched(config).round.money
+    for row in rows:
+        typer.echo(list_line(row, unit))
+    typer.echo(counted(len(rows), "audit"))
+
+
+@app.command(
     epilog=lesson(
         "swarm-coordinator audit show round.toml 3f9a01c27be4",
         "`audit replay` repeats it; `nodes show` and `audit provenance` for its node.",
@@ -303,14 +335,31 @@ def _exact(policies: Path, version: int) -> "ExactReplay | None":
     return ExactReplay(own, lambda version, claims: ExactScorer(policies / str(version)).score(claims))
 
 
+def _verdict(row: dict[str, Any]) -> str:
+    """Return the verdict of an audit, or why there is none, in words."""
+    if row["held_as"]:
+        return f"held until class {row['held_as']} is calibrated" if row["held_as"] != "lost" else "cannot be judged"
+    return FINDINGS.get(row["finding"], row["finding"]) if row["finding"] else "no verdict yet"
+
+
+def list_line(row: dict[str, Any], unit: Unit) -> str:
+    """Return the line of an audit in the list."""
+    from coordinator.pages.words import readable
+
+    accepted = when(row["accepted_ms"]) if row["accepted_ms"] else "-"
+    amount = unit.amount(row["amount_micros"]) if row["amount_micros"] is not None else "no credit"
+    name = readable(row["name"] or "", row["node_id"])
+    return (
+        f"{row['claim_id'][:12]} {accepted} {name:20} version {row['version']:<5} "
+        f"{_verdict(row)}, {WHY.get(row['why'], row['why'])}, {amount}"
+    )
+
+
 def record_lines(row: dict[str, Any], unit: Unit) -> list[str]:
     """Return the stored record of an audit as lines."""
     from coordinator.pages.words import readable
 
-    report, drawn = row["report"], WHY.get(row["why"], row["why"])
-    verdict = FINDINGS.get(row["finding"], row["finding"]) if row["finding"] else "no verdict yet"
-    if row["held_as"]:
-        verdict = f"held until class {row['held_as']} is calibrated" if row["held_as"] != "lost" else "cannot be judged"
+    report, drawn, verdict = row["report"], WHY.get(row["why"], row["why"]), _verdict(row)
     judged = f", {when(row['judged_ms'])}" if row["judged_ms"] else ""
     lines = [
         f"claim {row['claim_id']} of {readable(row['name'] or '', row['node_id'])}, version {row['version']}",

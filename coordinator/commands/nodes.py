@@ -57,7 +57,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
             f"{row['node_id'][-8:]} {name:20} {_state(row):10} version {row['version']:<5} "
             f"{row['accepted_rollouts']:,} accepted, {row['rejected_rollouts']:,} rejected, "
             f"earned {unit.figure(row['posted_micros'])}, pending {unit.amount(row['pending_micros'])}, "
-            f"asks {unit.price(row['price_micros_per_mtok'])}"
+            f"asks {unit.price(row['price_micros_per_mtok'])}{_since(row)}"
         )
     typer.echo(counted(len(rows), "node"))
     if answer is None:
@@ -204,7 +204,14 @@ def _state(row: dict[str, Any]) -> str:
     for name in ("banned", "revoked", "paused"):
         if row[f"{name}_ms"] is not None:
             return name
-    return str(row["phase"]) if row.get("alive", True) else "silent"  # an older coordinator does not send it
+    if row.get("alive", True) or row["phase"] == "left":  # an older coordinator does not send `alive`
+        return str(row["phase"])
+    return "silent"
+
+
+def _since(row: dict[str, Any]) -> str:
+    """Return the time of the last heartbeat of a node that sends none now."""
+    return "" if row.get("alive", True) else f", last heartbeat {when(row['last_seen_ms'])} UTC"
 
 
 def when(moment_ms: int) -> str:

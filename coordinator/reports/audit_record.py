@@ -1,16 +1,40 @@
-"""The stored record of one audit: its reason, the verdict with its evidence, and what became of the money."""
+"""The stored records of audits: their reasons, the verdicts with their evidence, and what became of the money."""
 
 import json
 from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.reports.moderation import find
 from coordinator.store.tables import appeals, audits, epochs, leases, nodes
 from ledger.tables import claims_table
 from protocol.errors import NotFound
 
 SHORTEST = 6
 """The least characters of an id that name a claim, if no other id begins with them."""
+
+LISTED_MAX = 1_000
+"""The most audits that one list has."""
+
+
+def recent_audits(connection: sa.Connection, node: str, count: int) -> list[dict[str, Any]]:
+    """Return the newest `count` claims that were drawn for an audit; of all nodes if `node` is empty."""
+    shown = ("claim_id", "node_id", "version", "epoch", "why", "finding", "held_as", "taken_by", "judged_ms", "settled")
+    stmt = (
+        sa.select(
+            *(audits.c[name] for name in shown), nodes.c.name, leases.c.ended_ms.label("accepted_ms"),
+            claims_table.c.amount_micros,
+        )
+        .outerjoin_from(audits, nodes, nodes.c.node_id == audits.c.node_id)
+        .outerjoin(leases, leases.c.lease_id == audits.c.lease_id)
+        .outerjoin(claims_table, claims_table.c.claim_id == audits.c.claim_id)
+        .where(audits.c.why != "")
+        .order_by(leases.c.ended_ms.desc(), audits.c.claim_id)
+        .limit(count)
+    )  # fmt: skip
+    if node:
+        stmt = stmt.where(audits.c.node_id == find(connection, node))
+    return [dict(row) for row in connection.execute(stmt).mappings()]
 
 
 def audit_record(connection: sa.Connection, text: str) -> dict[str, Any]:

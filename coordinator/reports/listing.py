@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import nodes
+from coordinator.store.tables import is_alive, nodes
 from ledger import store
 from ledger.accounts import AccountKind
 from ledger.book import ClaimState
@@ -124,6 +124,6 @@ def _deposits(connection: sa.Connection, size: int) -> list[Deposit]:
 def asked_prices(connection: sa.Connection, *, alive_since_ms: int, maximum: int) -> ListedPrices:
     """Return the prices of the nodes that were heard of since a time, and the highest that the round pays."""
     price = nodes.c.price_micros_per_mtok
-    span = sa.select(sa.func.min(price), sa.func.max(price)).where(nodes.c.last_seen_ms >= alive_since_ms)
+    span = sa.select(sa.func.min(price), sa.func.max(price)).where(is_alive(alive_since_ms))
     lowest, highest = connection.execute(span).one()
     return ListedPrices(lowest=lowest or 0, highest=highest or 0, maximum=maximum)

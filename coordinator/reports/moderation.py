@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.reports import history, summary
-from coordinator.store.tables import nodes, trust
+from coordinator.store.tables import LEFT, nodes, trust
 from coordinator.transactions import escrow, orders, standings
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.orders import Action
@@ -60,7 +60,7 @@ def listed(connection: sa.Connection, *, alive_since_ms: int) -> list[dict[str, 
     rows = connection.execute(sa.select(*columns, banned)).mappings()
     about = {row["node_id"]: dict(row) for row in rows}
     return [
-        line | about[line["node_id"]] | {"alive": line["last_seen_ms"] >= alive_since_ms}
+        line | about[line["node_id"]] | {"alive": line["last_seen_ms"] >= alive_since_ms and line["phase"] != LEFT}
         for line in summary.leaderboard(connection)
     ]
 

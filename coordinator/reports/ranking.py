@@ -20,7 +20,7 @@ from coordinator.reports.health import percentile
 from coordinator.reports.history import DAY_MS
 from coordinator.rules.scores import wilson
 from coordinator.store.facts import FINISHED, get_fact
-from coordinator.store.tables import fleet, nodes, rollouts
+from coordinator.store.tables import LEFT, fleet, nodes, rollouts
 from ledger import store
 from ledger.entry import MTOK
 from ledger.tables import claims_table, entries_table
@@ -198,12 +198,15 @@ def by_node(
     standby = set(connection.execute(sa.select(fleet.c.node_id).where(fleet.c.works.is_(False))).scalars())
     joined = sa.select(nodes.c.node_id, nodes.c.owner, nodes.c.registered_ms)
     registered = {row.node_id: row for row in connection.execute(joined)}
-    absent = "left" if get_fact(connection, FINISHED) else "silent"
+    absent = LEFT if get_fact(connection, FINISHED) else "silent"
     lines = []
     for row in summary.leaderboard(connection):
         node_id = row["node_id"]
         is_silent = row["last_seen_ms"] < now_ms - silent_after_ms
-        state = absent if is_silent else "standby" if node_id in standby else row["phase"]
+        if row["phase"] == LEFT:
+            state = LEFT
+        else:
+            state = absent if is_silent else "standby" if node_id in standby else row["phase"]
         hours, earlier_micros = fold.lately(node_id, now_ms)
         lines.append(
             RankingLine(

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from coordinator.config import Config
 from coordinator.reports import alarms, earning_rates, health, history, learner_waiting, programs, standby
 from coordinator.store.facts import FINISHED, PROGRESS, ROUND_ID, get_fact
-from coordinator.store.tables import batches, leases, nodes, rejections, rollouts, transfers
+from coordinator.store.tables import batches, is_alive, leases, nodes, rejections, rollouts, transfers
 from coordinator.tasks.kinds import task_label
 from coordinator.transactions import (
     audit_pace,
@@ -329,9 +329,7 @@ def _by_name(connection: sa.Connection, rows: sa.Select[Any, Any]) -> dict[str, 
 def _alive(connection: sa.Connection, version: int, alive_since_ms: int) -> dict[str, int]:
     """Return the number of nodes that are alive, and of those that have the newest version."""
     up_to_date = sa.func.coalesce(sa.func.sum(sa.case((nodes.c.version >= version, 1), else_=0)), 0)
-    alive, holding = connection.execute(
-        sa.select(sa.func.count(), up_to_date).where(nodes.c.last_seen_ms >= alive_since_ms)
-    ).one()
+    alive, holding = connection.execute(sa.select(sa.func.count(), up_to_date).where(is_alive(alive_since_ms))).one()
     return {"nodes_alive": alive, "nodes_up_to_date": holding if version else 0}
 
 

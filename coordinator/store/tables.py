@@ -32,6 +32,15 @@ nodes = sa.Table(
 )
 sa.Index("nodes_by_owner", nodes.c.owner, nodes.c.earned)
 
+LEFT = "left"
+"""The phase of a node whose agent has ended."""
+
+
+def is_alive(since_ms: int) -> sa.ColumnElement[bool]:
+    """Return the condition that a node has sent a heartbeat since a time, and has not left after it."""
+    return (nodes.c.last_seen_ms >= since_ms) & (nodes.c.phase != sa.text(f"'{LEFT}'"))
+
+
 # The operator's orders, each with its reason; no row is ever changed or deleted.
 orders = sa.Table(
     "orders",

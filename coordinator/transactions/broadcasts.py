@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import broadcasts, nodes, receipts, uploads, versions
+from coordinator.store.tables import broadcasts, is_alive, nodes, receipts, uploads, versions
 from coordinator.transactions import policy_versions, registry
 from coordinator.transactions.links import VERSIONS_KEPT
 from protocol.ids import NodeId
@@ -60,7 +60,7 @@ def record_progress(connection: sa.Connection, node: NodeId, reached: Iterable[R
 def shown_version(connection: sa.Connection, *, alive_since_ms: int) -> int | None:
     """Return the newest version that is sampled from; the newest of all counts once every live node holds it."""
     newest, _ = policy_versions.newest_version(connection)
-    behind = (nodes.c.last_seen_ms >= alive_since_ms) & (nodes.c.version < broadcasts.c.version)
+    behind = is_alive(alive_since_ms) & (nodes.c.version < broadcasts.c.version)
     settled = (
         sa.select(broadcasts.c.version)
         .join(nodes, nodes.c.node_id == broadcasts.c.node_id)

@@ -22,7 +22,18 @@ import sqlalchemy as sa
 from coordinator.config import Config, EvalSection
 from coordinator.rules import scores
 from coordinator.rules.lifecycle import UNANSWERED, GroupState, RolloutState
-from coordinator.store.tables import IS_OPEN, batches, evaluations, groups, leases, nodes, parts, rollouts, versions
+from coordinator.store.tables import (
+    IS_OPEN,
+    batches,
+    evaluations,
+    groups,
+    is_alive,
+    leases,
+    nodes,
+    parts,
+    rollouts,
+    versions,
+)
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions import policy_versions, standings
 from protocol import limits
@@ -159,7 +170,7 @@ def sweep(connection: sa.Connection, settings: EvalSection, *, alive_since_ms: i
     newest, _ = policy_versions.newest_version(connection)
     ended = []
     for row in connection.execute(_running()).all():
-        held = sa.select(nodes.c.node_id).where(nodes.c.version == row.version, nodes.c.last_seen_ms >= alive_since_ms)
+        held = sa.select(nodes.c.node_id).where(nodes.c.version == row.version, is_alive(alive_since_ms))
         at_work = sa.select(leases.c.lease_id).join(groups, groups.c.group_no == leases.c.group_no)
         at_work = at_work.where(groups.c.evaluation == row.number, IS_OPEN)
         gone = row.version < newest and not any(connection.execute(query.limit(1)).first() for query in (held, at_work))

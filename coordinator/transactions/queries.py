@@ -20,7 +20,18 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState
-from coordinator.store.tables import IN_NO_BATCH, IS_OPEN, QUERY_OPEN, groups, leases, nodes, parts, queries, rollouts
+from coordinator.store.tables import (
+    IN_NO_BATCH,
+    IS_OPEN,
+    QUERY_OPEN,
+    groups,
+    is_alive,
+    leases,
+    nodes,
+    parts,
+    queries,
+    rollouts,
+)
 from coordinator.transactions import admission, api_keys
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.prompts import QUERY
@@ -213,9 +224,7 @@ def ask(
 
 def versions_held(connection: sa.Connection, *, terms: LeaseTerms, alive_since_ms: int) -> dict[int, int]:
     """Return the versions that live nodes hold and may still sample, the newest first, with the number of nodes."""
-    held = sa.select(nodes.c.version, sa.func.count()).where(
-        nodes.c.last_seen_ms >= alive_since_ms, nodes.c.version > 0
-    )
+    held = sa.select(nodes.c.version, sa.func.count()).where(is_alive(alive_since_ms), nodes.c.version > 0)
     found = connection.execute(held.group_by(nodes.c.version).order_by(nodes.c.version.desc())).all()
     return {version: count for version, count in found if not admission.is_past(connection, version, terms)}
 

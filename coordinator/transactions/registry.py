@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import fleet, nodes, nonces, transfers, trust
+from coordinator.store.tables import LEFT, fleet, is_alive, nodes, nonces, transfers, trust
 from coordinator.transactions import naming, owners, standings
 from ledger.prepared import Prepared
 from protocol import limits
@@ -167,7 +167,8 @@ def register(
         "shares": message.shares,
         "last_seen_ms": now_ms,
     }
-    if not connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values)).rowcount:
+    phase = sa.case((nodes.c.phase == LEFT, "offline"), else_=nodes.c.phase)
+    if not connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values, phase=phase)).rowcount:
         connection.execute(sa.insert(nodes).values(node_id=node, owner=node, name="", registered_ms=now_ms, **values))
     require_node(connection, node)
     if message.delegation is not None:
@@ -245,15 +246,11 @@ def _begin_session(connection: sa.Connection, node: NodeId, session: str, moved:
 
 def further_addresses(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, tuple[str, ...]]:
     """Return all but the first address of the live nodes that named more than one."""
-    live = connection.execute(
-        sa.select(nodes.c.node_id, nodes.c.addresses).where(nodes.c.last_seen_ms >= now_ms - silent_after_ms)
-    )
+    live = connection.execute(sa.select(nodes.c.node_id, nodes.c.addresses).where(is_alive(now_ms - silent_after_ms)))
     return {NodeId(node_id): tuple(addresses[1:]) for node_id, addresses in live if len(addresses) > 1}
 
 
 def live_nodes(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, str]:
     """Return the live nodes, each with its first address; empty if it cannot be dialled."""
-    live = connection.execute(
-        sa.select(nodes.c.node_id, nodes.c.addresses).where(nodes.c.last_seen_ms >= now_ms - silent_after_ms)
-    )
+    live = connection.execute(sa.select(nodes.c.node_id, nodes.c.addresses).where(is_alive(now_ms - silent_after_ms)))
     return {NodeId(node_id): addresses[0] if addresses else "" for node_id, addresses in live}

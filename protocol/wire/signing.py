@@ -21,7 +21,7 @@ from protocol.errors import BadSignature
 from protocol.ids import NodeId
 from protocol.wire.message import Message
 
-Domain = Literal["request", "rollout", "fragment", "receipt", "owner", "appeal", "listing", "directory"]
+Domain = Literal["request", "rollout", "fragment", "receipt", "owner", "appeal", "listing", "directory", "witnessed"]
 
 
 class Envelope(Message):

@@ -90,9 +90,9 @@ class Heartbeat(Message):
     session: str = Field(pattern=r"^[0-9a-f]{16}$")
     """Random for each start of the agent, so that counters that restart at zero can be recognized."""
     version: int = Field(ge=0, le=limits.VERSION_MAX)
-    phase: Literal["offline", "idle", "leased", "generating", "mirroring", "resting"]
+    phase: Literal["offline", "idle", "leased", "generating", "mirroring", "resting", "left"]
     """A mirroring node never samples: a version has arrived once it is fetched. A resting node requests no work for
-    now, because its owner paused it."""
+    now, because its owner paused it. `left` is in the last heartbeat of an agent that ends."""
     tokens_per_s: float = Field(ge=0, le=limits.TOKENS_PER_S_MAX)
     transfer: Transfer
     blames: tuple[Blame, ...] = Field(max_length=16)

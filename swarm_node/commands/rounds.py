@@ -6,6 +6,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,6 +44,15 @@ def rounds(
     verify: Annotated[
         bool, typer.Option("--verify", help="Ask each round for its log, and check what it says it has paid.")
     ] = False,
+    witness: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            show_default=False,
+            metavar="KEY",
+            help="Use only directories that this witness has signed; repeatable, and remembered.",
+        ),
+    ],
     price: PriceOption = PRICE_DEFAULT_MICROS_PER_MTOK,
     home: HomeOfRound = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -58,7 +68,7 @@ def rounds(
     from swarm_node.base.clock import now_ms
     from swarm_node.commands import finding
 
-    known = _open_directories(home, directory)
+    known = _open_directories(home, directory, witness)
     found = trio.run(known.read_all, now_ms())
     asked: dict[str, finding.AskedRound] = {}
     if verify:
@@ -154,6 +164,39 @@ def make(
     typer.echo(f"Readers list it with: swarm-node rounds --directory 'URL#{key.node_id}'")
 
 
+@app.command(
+    epilog=lesson(
+        "swarm-node directory witness 'https://rounds.example.org/rounds.json#12D3KooW…' rounds.json",
+        "give the file to the curator, or publish it yourself; readers use it with `rounds --witness KEY`.",
+        EXIT_CODES,
+    )
+)
+def witness(
+    place: Annotated[str, typer.Argument(metavar="DIRECTORY", help="The directory, 'URL#KEY' or 'FILE#KEY'.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file with your signature.")],
+    *,
+    home: Annotated[Path, typer.Option(help="Folder with your key, witness.key, and what you signed.")] = DEFAULT_HOME,
+) -> None:
+    """Sign somebody's directory, if it is newer than all of theirs that you have signed.
+
+    Your signature says that you saw this file under its number, and will sign no other one and none that is older. So
+    readers who ask for it all see the same rounds. It says nothing about the rounds.
+    """
+    import trio
+
+    from ledger.directory import add_witness
+    from swarm_node.base.clock import now_ms
+    from swarm_node.base.disk import write_durably
+    from swarm_node.keys import identity
+    from swarm_node.ledger.directories import Directories, parse_place
+
+    data = trio.run(Directories(home).read_newest, parse_place(place), now_ms())
+    key = identity.load_or_create(home / "witness.key").key
+    signed = json.dumps(add_witness(data, key), ensure_ascii=False, indent=1).encode()
+    write_durably(out, signed, temp_folder=out.parent)
+    typer.echo(f"{out} has your signature. Readers ask for it with: swarm-node rounds --witness {key.node_id}")
+
+
 def choose_best(best: BestOptions, home: Path, price: int, *, ask: bool = True) -> str:
     """Return the join string of the best round, once the owner agrees; without `ask`, nothing is joined."""
     import trio
@@ -184,11 +227,13 @@ def choose_best(best: BestOptions, home: Path, price: int, *, ask: bool = True) 
     return chosen.listing.join_string
 
 
-def _open_directories(home: Path, places: list[str]) -> "Directories":
-    """Return what the home knows of directories, with new places added."""
-    from swarm_node.ledger.directories import Directories, parse_place
+def _open_directories(home: Path, places: list[str], witnesses: Sequence[str] = ()) -> "Directories":
+    """Return what the home knows of directories, with new places and witnesses added."""
+    from swarm_node.ledger.directories import Directories, parse_place, parse_witness
 
     known = Directories(home)
+    if witnesses:
+        known.require_witnesses([parse_witness(text) for text in witnesses])
     if places:
         known.remember(parse_place(text) for text in places)
     if not known.places:

@@ -1,11 +1,14 @@
 """The directories of rounds that a home knows: where they lie, their newest copies, and the rounds that it refuses.
 
-    directories.json          {"places": ["https://rounds.example.org/rounds.json#<node id>", …], "refused": [{…}, …]}
+    directories.json          {"places": ["https://rounds.example.org/rounds.json#<node id>", …], "refused": [{…}, …],
+                               "witnesses": ["<node id>", …]}
     directories/<node id>.json  the newest file of a curator that was seen
+    directories/<node id>-other.json  another file with the same number: proof of a split view
 
 - A place is a URL or a path, and after the # the curator's key: any mirror of the same curator is as good as another.
 - The newest copy is kept. A mirror with a lower number is named, and the copy counts instead until it expires; so an
   old file is never taken for the newest.
+- Every witness that the owner names must have signed a directory, the kept copy, too.
 - A round whose log contradicts its listing is refused from then on, whatever directories say. Its listing, which
   proves the lie together with the log, is kept beside: `directories/refused-<round id>.json`.
 """
@@ -29,6 +32,8 @@ from ledger.directory import (
     merge,
     open_directory,
     refusal,
+    require_one_view,
+    require_witnessed,
 )
 from ledger.listing import OpenListing, open_listing
 from protocol import ids
@@ -94,6 +99,17 @@ def parse_place(text: str) -> DirectoryPlace:
     return DirectoryPlace(where, NodeId(signer))
 
 
+def parse_witness(text: str) -> NodeId:
+    """Parse the key of a witness of directories."""
+    try:
+        ids.public_key(NodeId(text))
+    except SwarmError:
+        raise ConfigInvalid(
+            f"{text[:80]!r} is not the key of a witness.", hint="`swarm-node directory witness` prints it: 12D3KooW…"
+        ) from None
+    return NodeId(text)
+
+
 class Directories:
     """The directories that a home knows, and the rounds that it refuses."""
 
@@ -101,6 +117,7 @@ class Directories:
         self._home, self._path, self._folder = home, home / FILE, home / FOLDER
         self.places: list[DirectoryPlace] = []
         self.refused: dict[str, RefusedRound] = {}
+        self.witnesses: list[NodeId] = []
         with disk_named(home), suppress(FileNotFoundError):
             self._read_kept(self._path.read_bytes())
 
@@ -108,6 +125,7 @@ class Directories:
         try:
             kept = json.loads(content)
             self.places = list(map(parse_place, kept["places"]))
+            self.witnesses = [parse_witness(text) for text in kept.get("witnesses", [])]
             refused = map(RefusedRound.from_value, kept["refused"])
             self.refused = {wrong.round_id: wrong for wrong in refused}
         except (ValueError, LookupError, TypeError, SwarmError) as error:
@@ -118,6 +136,11 @@ class Directories:
     def remember(self, places: Iterable[DirectoryPlace]) -> None:
         """Add places for the next time, the newest first."""
         self.places = list(dict.fromkeys([*places, *self.places]))[:PLACES_MAX]
+        self._save()
+
+    def require_witnesses(self, witnesses: Iterable[NodeId]) -> None:
+        """Require the signatures of these witnesses, too, from now on."""
+        self.witnesses = list(dict.fromkeys([*witnesses, *self.witnesses]))
         self._save()
 
     async def may_name_own_network(self) -> bool:
@@ -133,11 +156,7 @@ class Directories:
         newest = {signer: kept for signer in {place.signer for place in self.places} if (kept := self._kept(signer))}
         for place in self.places:
             try:
-                data = await _fetch(place.where)
-                read = open_directory(data, place.signer, now_ms=now_ms)
-                self._require_newest(place, read, newest.get(place.signer))
-                newest[place.signer] = data
-                self._keep(place.signer, data)
+                newest[place.signer] = await self.read_newest(place, now_ms)
             except SwarmError as error:
                 found.problems.append(f"{place.where}: {named(error)}")
         every: list[KnownRound] = []
@@ -153,6 +172,21 @@ class Directories:
         found.refused = list(refused.values())[::-1]
         found.rounds = [known for known in rounds if known.listing.round_id not in refused]
         return found
+
+    async def read_newest(self, place: DirectoryPlace, now_ms: int) -> bytes:
+        """Return the checked directory of a place, and keep it; raise an error if a newer or another one was seen."""
+        data, kept = await _fetch(place.where), self._kept(place.signer)
+        read = open_directory(data, place.signer, now_ms=now_ms)
+        require_witnessed(data, self.witnesses)
+        self._require_newest(place, read, kept)
+        try:
+            if kept:
+                require_one_view(kept, data)
+        except ProofInvalid:
+            self._write(self._folder / f"{place.signer}-other.json", data)
+            raise
+        self._write(self._folder / f"{place.signer}.json", data)
+        return data
 
     def refuse(self, said: OpenListing, error: SwarmError, now_ms: int) -> RefusedRound:
         """Refuse a round for ever, and keep the listing that proves its lie."""
@@ -192,15 +226,19 @@ class Directories:
             )
 
     def _kept(self, signer: NodeId) -> bytes | None:
+        """Return the newest copy that was seen and that all witnesses have signed."""
         path = self._folder / f"{signer}.json"
-        return path.read_bytes() if path.exists() else None
-
-    def _keep(self, signer: NodeId, data: bytes) -> None:
-        self._write(self._folder / f"{signer}.json", data)
+        if not path.exists():
+            return None
+        data = path.read_bytes()
+        with suppress(SwarmError):
+            require_witnessed(data, self.witnesses)
+            return data
+        return None
 
     def _save(self) -> None:
         refused = [wrong.model_dump() for wrong in self.refused.values()]
-        record = {"places": list(map(str, self.places)), "refused": refused}
+        record = {"places": list(map(str, self.places)), "refused": refused, "witnesses": self.witnesses}
         self._write(self._path, json.dumps(record, indent=1, ensure_ascii=False).encode())
 
     def _write(self, path: Path, data: bytes) -> None:

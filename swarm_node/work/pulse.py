@@ -4,6 +4,7 @@
   Errors that retries cannot fix end the node: a refusal of its key, owner, price or age.
 - Between two heartbeats, one request stays open until a newer version is published, so that the node learns of it at
   once.
+- An agent that ends sends a last heartbeat, so that the operator sees that it left, and when.
 - A sharing node that could not reach the coordinator registers again: it may have another address now, at which others
   must dial it. The same when an address was added or lost, such as the router's.
 - The coordinator's statement about new versions is a hint; the follower verifies it.
@@ -13,6 +14,7 @@ Activity of a member, the gate that permits it, and the coordinator's reasons fo
 
 import logging
 import secrets
+from contextlib import suppress
 from enum import StrEnum
 from importlib.metadata import version
 from typing import Protocol
@@ -62,6 +64,8 @@ class Phase(StrEnum):
     MIRRORING = "mirroring"
     RESTING = "resting"
     """The owner's settings permit no work for now."""
+    LEFT = "left"
+    """The agent ends; only its last heartbeat says so."""
 
 
 log = logging.getLogger(__name__)
@@ -70,6 +74,9 @@ AGAIN_S = 0.2
 """Pause after an answer without news, so that a coordinator that answers at once is not flooded."""
 
 REGISTER_AGAIN_S = 1.0
+
+LEAVE_S = 2.0
+"""Longest wait for the answer to the last heartbeat: the owner waits for the end of the agent."""
 
 WAITING = "waiting for the coordinator"
 
@@ -164,7 +171,13 @@ class Pulse:
             if self._newest <= known:
                 await trio.sleep(AGAIN_S)
 
-    async def beat(self) -> HeartbeatReply:
+    async def leave(self) -> None:
+        """Send the last heartbeat, also under cancellation; ignore failures of the coordinator."""
+        with trio.move_on_after(LEAVE_S, shield=True), suppress(SwarmError):
+            await self.beat(Phase.LEFT)
+
+    async def beat(self, phase: Phase | None = None) -> HeartbeatReply:
+        """Send a heartbeat with this phase; None: that of the activity."""
         traffic = self._member.policies.fetcher.traffic
         blames = tuple(traffic.blames)
         milestones = self._member.policies.milestones
@@ -172,7 +185,7 @@ class Pulse:
         message = Heartbeat(
             session=self._session,
             version=self._activity.version,
-            phase=self._activity.phase.value,
+            phase=(phase or self._activity.phase).value,
             tokens_per_s=self._activity.tokens_per_s,
             transfer=traffic.message(self._member.server.bytes_sent),
             blames=blames,

@@ -277,7 +277,7 @@ OUTSIDERS = (
         },
     ),
     Outsider(
-        "a round that lies about its payouts, a forged or old directory",
+        "a round that lies about its payouts, a forged or old directory, a curator who shows two of them",
         {
             "tests/processes/test_directory.py": [
                 "test_of_three_rounds_the_one_that_lies_is_refused_and_a_node_joins_and_moves",
@@ -292,6 +292,9 @@ OUTSIDERS = (
                 "test_entries_that_were_changed_on_the_way_leave_a_listing_unproved",
             ],
             "tests/swarm_node/ledger/test_directories.py": [
+                "test_a_curator_who_shows_two_directories_with_one_number_is_caught_by_who_sees_both",
+                "test_who_asks_for_a_witness_sees_what_the_witness_saw",
+                "test_a_witness_signs_one_file_for_each_number_and_none_that_is_older",
                 "test_a_mirror_that_serves_yesterdays_file_is_named_and_not_believed",
                 "test_a_directory_of_the_internet_cannot_send_this_machine_into_its_own_network",
             ],
@@ -398,6 +401,14 @@ OUTSIDERS = (
             ],
             "tests/swarm_node/owner/test_page_browser.py": [
                 "test_a_page_of_another_port_reads_and_changes_nothing_even_if_it_knows_the_address",
+            ],
+        },
+    ),
+    Outsider(
+        "a site whose name leads to a private round",
+        {
+            "tests/coordinator/api/test_http.py": [
+                "test_a_page_of_another_site_cannot_read_a_private_round_under_its_own_name",
             ],
         },
     ),

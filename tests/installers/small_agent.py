@@ -52,15 +52,23 @@ def small_wheel(folder: Path, version: str, *, exit_code: int = 0, uv_lock: str 
 
 UV = """#!/bin/sh
 echo "$*" >"$HOME/uv-arguments"
+env | grep -E '^(UV_|SSL_)' >"$HOME/uv-variables"
+[ -z "$FAKE_UV_FAILS" ] || exit 1
+words=$*
 while [ "$1" != --python ]; do shift; done
+case $words in
+  *.whl) exec "$2" -m pip install --no-deps "${words##* }" ;;
+  *.lock) exit ;;
+esac
 site=$(echo "${2%/bin/python}"/lib/python3.*/site-packages)
 printf 'class version: cuda, hip = %s, %s\\n' "${FAKE_CUDA:-None}" "${FAKE_HIP:-None}" >"$site/torch.py"
 : >"$site/transformers.py"
 """
+"""A program named uv: it installs a wheel by pip, nothing of a list, and for torch a file that says its build."""
 
 
 def small_uv(folder: Path) -> str:
-    """Write a wheel of a program named uv, which notes its arguments; return its lock."""
+    """Write a wheel of a program named uv, which records its arguments and variables; return its lock."""
     info = "uv-0.1.dist-info"
     files = {
         "uv-0.1.data/scripts/uv": UV,

@@ -262,6 +262,39 @@ def test_a_machine_without_a_card_gets_torch_without_cuda(machine: Machine, tmp_
     assert machine.version() == "echo-swarm 1.0"
 
 
+def test_uv_installs_by_pips_configuration_and_pip_where_uv_fails(machine: Machine, tmp_path: Path) -> None:
+    """uv reads no configuration of pip; and of its own it must read none that lies where root stands."""
+    tools = tmp_path / "tools-of-pip"
+    small_wheel(machine.wheels, "1.0", uv_lock=small_uv(tools))
+    certificates = tmp_path / "own ca.pem"
+    certificates.touch()
+    more = {
+        "PIP_FIND_LINKS": f"{tools} {tmp_path}",
+        "PIP_INDEX_URL": "https://index.example/simple",
+        "PIP_EXTRA_INDEX_URL": "https://a.example https://b.example",
+        "PIP_CERT": str(certificates),
+    }
+    run = machine.run(**more)
+    assert run.returncode == 0, run.stderr
+    given = dict(line.split("=", 1) for line in (machine.home / "uv-variables").read_text().splitlines())
+    assert given.pop("UV_CACHE_DIR", "").startswith(str(machine.prefix)) == (os.getuid() == 0)
+    assert given.pop("UV_COMPILE_BYTECODE", "") == ("1" if os.getuid() == 0 else "")
+    assert given == {
+        "SSL_CERT_FILE": str(certificates),
+        "UV_DEFAULT_INDEX": "https://index.example/simple",
+        "UV_INDEX": "https://a.example https://b.example",
+        "UV_FIND_LINKS": f"{tools},{tmp_path}",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_NO_CONFIG": "1",
+    }
+    words = (machine.home / "uv-arguments").read_text().split()
+    assert "--no-index" in words, words
+    small_wheel(machine.wheels, "1.1", uv_lock=small_uv(tools))
+    again = machine.run(**more, FAKE_UV_FAILS="yes")
+    assert again.returncode == 0, again.stderr
+    assert machine.version() == "echo-swarm 1.1"
+
+
 @pytest.mark.parametrize(("engine", "size"), [("none", "0.1 GB"), ("torch", "2.9 GB"), ("vllm", "4.1 GB")])
 def test_the_size_of_the_download_is_told_for_the_engine(machine: Machine, engine: str, size: str) -> None:
     machine.put("nvidia-smi", LARGE_CARD)

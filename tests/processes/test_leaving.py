@@ -64,6 +64,7 @@ def test_the_live_view_is_drawn_below_the_log_and_goes_when_the_agent_leaves(
     assert "Stopping: unfinished work is returned to the coordinator." in left.stdout
     assert node.process.wait(timeout=PATIENCE_S) == 0
     assert coordinator.open_leases() == 0, "others may have them at once"
-    (node_id,) = coordinator.leaderboard()
+    ((node_id, row),) = coordinator.leaderboard().items()
+    assert row["phase"] == "left", "the last heartbeat says so"
     assert set(coordinator.leases_of(node_id).values()) <= {"skipped", "accepted"}
     assert "Accepted" in plain(node.output).splitlines()[-1]

@@ -414,3 +414,33 @@ class TestTheOperatorsDoor:
         timestamp = served.round.metadata.read("timestamp.json")
         await served.publish()
         assert served.round.metadata.read("timestamp.json") == timestamp
+
+
+@pytest.mark.parametrize(
+    ("settings", "passed", "refused"),
+    [
+        (
+            (),
+            ("localhost:8700", "127.0.0.1", "[::1]:8700", "192.168.1.7:8700", "203.0.113.9", "box", "box.local", ""),
+            ("evil.example.org", "evil.example.org.:8700", "127.0.0.1.evil.example.org", "a@evil.example.org", "[::1"),
+        ),
+        (("round.public_url=http://swarm.lan:8700",), ("swarm.lan", "127.0.0.1:8700"), ("evil.example.org:8700",)),
+        (("round.public_url=https://swarm.example.org",), ("swarm.example.org", "alias.example.org", "10.0.0.1"), ()),
+    ],
+    ids=["loopback", "private name", "public"],
+)
+async def test_a_page_of_another_site_cannot_read_a_private_round_under_its_own_name(
+    tmp_path: Path, settings: tuple[str, ...], passed: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    """DNS rebinding: the browser sends the name of the site, which now leads to an address of this network."""
+    async with serve(tmp_path, *settings) as served:
+        for path in ("/", "/v1/leaderboard"):
+            for host in passed:
+                answer = await served.client.get(path, headers={"Host": host})
+                assert answer.status == 200, (path, host)
+            for host in refused:
+                answer = await served.client.get(path, headers={"Host": host, "Accept": "application/json"})
+                assert answer.status == 421, (path, host)
+                said = await answer.json()
+                assert said["code"] == "misdirected"
+                assert "set round.public_url" in said["hint"]

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from aiohttp.test_utils import BaseTestServer
 from typer.testing import CliRunner, Result
 
 from coordinator.api.guard import listen
 from coordinator.cli import app
 from coordinator.config import fixed
+from coordinator.store import tables
 from protocol.errors import ConfigInvalid, NotFound
 from protocol.policy import chunks
 from protocol.wire.signing import NodeKey, open_envelope
@@ -97,6 +99,26 @@ async def test_one_audit_is_shown_by_its_claim_or_lease(round_: Listening) -> No
     unit = round_.served.round.config.round.money
     assert f"credit: pending, {unit.exact(round_.credit_micros)} for " in shown.stdout
     assert shown.stdout.endswith(f"swarm-coordinator audit replay {round_.file} {round_.claim_id}\n")
+
+
+async def test_the_newest_audits_are_listed_for_all_nodes_and_for_one(round_: Listening) -> None:
+    async def listed(*words: str) -> list[str]:
+        shown = await round_.say("audit", "list", *words)
+        assert shown.exit_code == 0, shown.output
+        return shown.stdout.splitlines()
+
+    assert await listed() == ["0 audits"], "a claim that was not drawn has no audit"
+    judged = sa.update(tables.audits).values(why="drawn", finding="hard", judged_ms=1)
+    await round_.served.round.database.run(lambda connection: connection.execute(judged))
+    line, count = await listed("--node", "n1")
+    assert line.startswith(f"{round_.claim_id[:12]} 20")
+    assert "n1 " in line
+    assert "version 1     hard fail, by lottery, " in line
+    assert count == "1 audit"
+    other = await round_.served.join(2)
+    assert await listed("--node", other.node_id) == ["0 audits"]
+    (row,) = json.loads((await listed("--json"))[0])
+    assert (row["claim_id"], row["finding"], row["amount_micros"]) == (round_.claim_id, "hard", round_.credit_micros)
 
 
 @pytest.mark.parametrize("text", ["abcdef", "f" * 64, "n1"])

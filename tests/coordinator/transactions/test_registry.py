@@ -1,11 +1,13 @@
 """The registry: each request counts once, counters add up over restarts, and nothing fills the disk."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from coordinator.commands.nodes import _state
 from coordinator.config import parse
-from coordinator.reports import summary
+from coordinator.reports import moderation, summary
+from coordinator.reports.ranking import Fold, by_node
 from coordinator.store import tables
 from coordinator.transactions import registry
 from protocol import limits
@@ -23,11 +25,11 @@ SKEW_MS = limits.CLOCK_SKEW_MAX_S * 1000
 NONCE = bytes(limits.NONCE_BYTES)
 
 
-def beat(world: World, node: NodeId, session: int = 0, moved: int = 0) -> None:
+def beat(world: World, node: NodeId, session: int = 0, moved: int = 0, phase: Literal["idle", "left"] = "idle") -> None:
     message = Heartbeat(
         session=f"{session:016x}",
         version=1,
-        phase="idle",
+        phase=phase,
         tokens_per_s=10.0,
         transfer=Transfer(from_peers=moved, from_seeder=2 * moved, from_http=0, to_peers=3 * moved),
         blames=(),
@@ -141,6 +143,31 @@ def test_only_nodes_that_were_heard_of_lately_are_alive(world: World) -> None:
     assert live(world) == {lives.node_id: "127.0.0.1:1"}
     beat(world, silent.node_id)
     assert live(world).keys() == {lives.node_id, silent.node_id}
+
+
+def test_a_node_that_said_that_it_leaves_has_left_until_it_registers_again(world: World) -> None:
+    """Such a node was shown as silent, like one that crashed, and its peers dialled it for three more heartbeats."""
+    key, other = world.join(1), world.join(2)
+    beat(world, key.node_id)
+    beat(world, other.node_id)
+
+    def states() -> set[str]:
+        lines = world.run(by_node, Fold(), {}, silent_after_ms=100, now_ms=world.now_ms)
+        rows = world.run(moderation.listed, alive_since_ms=world.now_ms - 100)
+        shown = {(line.node_id, line.state) for line in lines} & {(row["node_id"], _state(row)) for row in rows}
+        return {state for node, state in shown if node == key.node_id}
+
+    assert states() == {"idle"}
+    beat(world, key.node_id, phase="left")
+    assert live(world).keys() == {other.node_id}
+    assert states() == {"left"}
+    world.now_ms += 101
+    assert states() == {"left"}
+    world.join(1)
+    assert live(world).keys() == {key.node_id}
+    assert states() == {"offline"}
+    world.now_ms += 101
+    assert states() == {"silent"}
 
 
 def test_a_node_without_an_address_is_alive_and_nowhere(world: World) -> None:

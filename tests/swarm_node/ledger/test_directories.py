@@ -1,17 +1,31 @@
 """Directories that a home knows: the newest copy of each curator counts, and lies are remembered."""
 
+import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from click.testing import Result
+from typer.testing import CliRunner
 
-from ledger.directory import DAY_MS, RefusedRound
+from ledger.directory import DAY_MS, RefusedRound, add_witness, require_witnessed
 from ledger.listing import open_listing
-from protocol.errors import ConfigInvalid, ProofInvalid, UntrustedMetadata
+from protocol.errors import ConfigInvalid, ProofInvalid, RolledBack, UntrustedMetadata
+from protocol.ids import NodeId
 from protocol.wire.signing import NodeKey
+from swarm_node.base.clock import now_ms
+from swarm_node.commands.rounds import app
 from swarm_node.coordinator_api.join_string import JoinString
-from swarm_node.ledger.directories import FILE, Directories, FoundRounds, parse_place, require_contactable
+from swarm_node.ledger.directories import (
+    FILE,
+    FOLDER,
+    Directories,
+    FoundRounds,
+    parse_place,
+    parse_witness,
+    require_contactable,
+)
 from tests.swarm_node.listed_world import CURATOR, NOW_MS, ListedLog, directory
 from tests.swarm_node.web import Web
 
@@ -163,3 +177,67 @@ def test_a_damaged_record_is_named(home: Path) -> None:
     (home / FILE).write_text("{")
     with pytest.raises(ConfigInvalid, match="cannot be read"):
         Directories(home)
+
+
+WITNESS = NodeKey(bytes(31) + b"\x08")
+
+
+def seen_by_witness(data: bytes, key: NodeKey = WITNESS) -> bytes:
+    return json.dumps(add_witness(data, key)).encode()
+
+
+def test_a_curator_who_shows_two_directories_with_one_number_is_caught_by_who_sees_both(
+    rivers: ListedLog, home: Path, tmp_path: Path
+) -> None:
+    lakes = ListedLog(tmp_path / "lakes", "Lakes")
+    mine, theirs = directory(rivers.listing(), number=5), directory(lakes.listing(), number=5)
+    assert titles(read(home, place(tmp_path / "a.json", mine))) == ["Rivers"]
+    found = read(home, place(tmp_path / "a.json", theirs))
+    assert titles(found) == ["Rivers"]
+    assert "two different directories with number 5" in found.problems[0]
+    folder = home / FOLDER
+    assert (folder / f"{CURATOR.node_id}-other.json").read_bytes() == theirs, "the proof, with the kept copy"
+    assert read(home / "new", place(tmp_path / "a.json", seen_by_witness(theirs))).problems == []
+    assert read(home / "new", place(tmp_path / "a.json", theirs)).problems == [], "a signature more or less is no view"
+
+
+def test_who_asks_for_a_witness_sees_what_the_witness_saw(rivers: ListedLog, home: Path, tmp_path: Path) -> None:
+    """A split view, and an older file that only this reader is shown, have no signature, or that of something else."""
+    lakes = ListedLog(tmp_path / "lakes", "Lakes")
+    mine, theirs = directory(rivers.listing(), number=5), directory(lakes.listing(), number=5)
+    old = directory(lakes.listing(), number=4)
+    assert titles(read(home, place(tmp_path / "a.json", theirs))) == ["Lakes"], "without a witness it is believed"
+    known = Directories(home)
+    known.require_witnesses([parse_witness(WITNESS.node_id)])
+    moved = json.loads(theirs) | {"witnesses": json.loads(seen_by_witness(mine))["witnesses"]}
+    foreign = seen_by_witness(theirs, NodeKey(bytes(31) + b"\x09"))
+    for data in (theirs, old, foreign, json.dumps(moved).encode(), json.dumps(moved | {"witnesses": [1]}).encode()):
+        found = read(home, place(tmp_path / "a.json", data))
+        assert (titles(found), len(found.problems)) == ([], 1), found.problems
+    assert titles(read(home, place(tmp_path / "a.json", seen_by_witness(mine)))) == ["Rivers"]
+    assert titles(read(home, place(tmp_path / "a.json", old))) == ["Rivers"], "the kept copy, which is witnessed"
+
+
+def test_a_witness_signs_one_file_for_each_number_and_none_that_is_older(
+    rivers: ListedLog, home: Path, tmp_path: Path
+) -> None:
+    lakes = ListedLog(tmp_path / "lakes", "Lakes")
+    far_ms = now_ms() + DAY_MS
+    listed, out = tmp_path / "a.json", tmp_path / "out.json"
+
+    def sign(number: int, log: ListedLog) -> Result:
+        data = directory(log.listing(), number=number, made_ms=now_ms(), expires_ms=far_ms)
+        return CliRunner().invoke(app, ["witness", place(listed, data), str(out), "--home", str(home)])
+
+    first = sign(5, rivers)
+    assert first.exit_code == 0, first.output
+    require_witnessed(out.read_bytes(), [NodeId(first.output.split()[-1])])
+    for number, error in ((5, ProofInvalid), (4, RolledBack)):
+        assert isinstance(sign(number, lakes).exception, error)
+    assert sign(6, lakes).exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["", "12D3KooW", CURATOR.node_id[:-1]])
+def test_a_witness_is_named_by_a_whole_key(text: str) -> None:
+    with pytest.raises(ConfigInvalid, match="is not the key of a witness"):
+        parse_witness(text)

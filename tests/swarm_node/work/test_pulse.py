@@ -19,7 +19,7 @@ from protocol.errors import (
     Unreachable,
 )
 from protocol.work.messages import Heartbeat, HeartbeatReply, Register, Transfer, VersionRequest
-from swarm_node.work.pulse import Phase, Pulse
+from swarm_node.work.pulse import LEAVE_S, Phase, Pulse
 
 NOTHING_MOVED = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
 
@@ -97,6 +97,8 @@ class Line:
         self._lost = lost
         self.calls: list[str] = []
         self.registered: list[tuple[str, ...]] = []
+        self.phases: list[str] = []
+        self.hangs = False
         self.member: Any = SimpleNamespace(
             coordinator=self,
             addresses=("0.0.0.0:8701",),
@@ -116,7 +118,10 @@ class Line:
         self.registered.append(message.addresses)
         return self._answer("register")
 
-    async def heartbeat(self, _message: Heartbeat) -> HeartbeatReply:
+    async def heartbeat(self, message: Heartbeat) -> HeartbeatReply:
+        self.phases.append(message.phase)
+        if self.hangs:
+            await trio.sleep_forever()
         return self._answer("beat")
 
     async def newer_version(self, _request: VersionRequest) -> HeartbeatReply:
@@ -164,3 +169,18 @@ async def test_a_node_registers_again_when_the_router_gives_it_another_address(a
             line.member.shares = False
             await trio.sleep(50)
     assert line.registered == [("0.0.0.0:8701",), ("[::]:8703", "45.77.1.1:8703"), ()]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_an_agent_that_is_stopped_says_so_in_its_last_heartbeat(autojump_clock: MockClock, hangs: bool) -> None:
+    """The node was shown as silent, as after a crash. A coordinator that hangs delays the end by two seconds."""
+    line, activity = Line("nothing"), SimpleNamespace(version=0, phase=Phase.GENERATING, tokens_per_s=0.0)
+    line.hangs = hangs
+    pulse = Pulse(line.member, cast(Any, activity))
+    began = trio.current_time()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await pulse.leave()
+    assert line.phases == ["left"]
+    assert trio.current_time() - began == (LEAVE_S if hangs else 0)

@@ -18,7 +18,7 @@ from coordinator.service.publication import Replacement
 from coordinator.service.round import Round
 from coordinator.transactions import api_keys, batches, fleet, retractions
 from coordinator.transactions.orders import REASON_MAX_CHARS, Action
-from protocol.errors import OutOfOrder
+from protocol.errors import MalformedMessage, OutOfOrder
 
 routes = web.RouteTableDef()
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from ledger.directory import DAY_MS, RefusedRound, add_witness, require_witnessed
 from ledger.listing import open_listing

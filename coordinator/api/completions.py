@@ -270,7 +270,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
         )
         offers = round_.idle_nodes.follow(len(prompts))
         numbers = await round_.database.run_followed(record, offers)
-    round_.idle_nodes.call(len(prompts) - sum(not offer.answer.cancelled() for offer in offers))
+    round_.idle_nodes.call(len(prompts) - len(offers))
     kind = "chatcmpl" if query.is_chat else "cmpl"
     identity = f"{kind}-{round_.round_id[:12]}-{numbers[0]}"
     return AskedQueries(query, prompts, numbers, text, identity, int(time.time()))

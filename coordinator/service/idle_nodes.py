@@ -3,8 +3,8 @@
 - A call for work goes to the nodes that wait the longest, one for each query; the others sleep on.
 - While a query is being recorded, its node's offer waits directly behind it for the store: the query and its lease are
   one commit. If the query is not recorded, the node waits on in its place, as if it had not been called.
-- A node that finds nothing, since it holds another version than the one asked for, passes the call on to the next of
-  those that waited when the call was made. So a call ends.
+- A node that finds nothing, since it holds another version than the one asked for, or that hangs up, passes the call on
+  to the next of those that waited when the call was made. So a call ends.
 """
 
 import asyncio
@@ -98,6 +98,10 @@ class IdleNodes:
         self.wait_last(node)
         try:
             yield node
+        except asyncio.CancelledError:
+            if node.is_called:
+                node.pass_on()
+            raise
         finally:
             del self._waiting[node]
 

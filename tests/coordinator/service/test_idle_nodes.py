@@ -21,6 +21,11 @@ def offers_nothing() -> None:
     """The offer of a node that has left."""
 
 
+def cancelled(*_outcome: object) -> None:
+    """The end of a block whose task is cancelled."""
+    raise asyncio.CancelledError
+
+
 async def test_the_nodes_that_wait_the_longest_are_called() -> None:
     nodes = IdleNodes()
     with ExitStack() as held:
@@ -96,6 +101,22 @@ async def test_a_node_whose_query_was_refused_waits_on_in_its_place() -> None:
         nodes.call(1)
         assert [first.is_called, second.is_called] == [True, False]
         assert nodes.calls == 1  # nobody makes another offer for a query that was refused
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+async def test_the_call_of_a_node_that_hangs_up_goes_to_the_next(calls: int) -> None:
+    nodes = IdleNodes()
+    with ExitStack() as held:
+        hanging_up = ExitStack()
+        hanging_up.enter_context(nodes.waiting(offers_nothing))
+        second = held.enter_context(nodes.waiting(offers_nothing))
+        nodes.call(calls)
+        assert not second.is_called
+        hanging_up.push(cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            hanging_up.close()
+        assert second.is_called == bool(calls)
+        assert len(nodes) == 1
 
 
 async def test_news_are_for_everybody() -> None:

@@ -190,8 +190,10 @@ def witness(
     from swarm_node.keys import identity
     from swarm_node.ledger.directories import Directories, parse_place
 
-    data = trio.run(Directories(home).read_newest, parse_place(place), now_ms())
     key = identity.load_or_create(home / "witness.key").key
+    known = Directories(home)
+    known.witnesses = [other for other in known.witnesses if other != key.node_id]  # its signature is added below
+    data = trio.run(known.read_newest, parse_place(place), now_ms())
     signed = json.dumps(add_witness(data, key), ensure_ascii=False, indent=1).encode()
     write_durably(out, signed, temp_folder=out.parent)
     typer.echo(f"{out} has your signature. Readers ask for it with: swarm-node rounds --witness {key.node_id}")

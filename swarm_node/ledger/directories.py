@@ -8,7 +8,8 @@
 - A place is a URL or a path, and after the # the curator's key: any mirror of the same curator is as good as another.
 - The newest copy is kept. A mirror with a lower number is named, and the copy counts instead until it expires; so an
   old file is never taken for the newest.
-- Every witness that the owner names must have signed a directory, the kept copy, too.
+- Every witness that the owner names must have signed a directory, the kept copy, too. A kept copy that they have not
+  signed is not used, but newer files are compared with it: what was seen stays seen.
 - A round whose log contradicts its listing is refused from then on, whatever directories say. Its listing, which
   proves the lie together with the log, is kept beside: `directories/refused-<round id>.json`.
 """
@@ -49,7 +50,7 @@ from protocol.errors import (
 )
 from protocol.ids import NodeId
 from protocol.wire.signed_json import read_object
-from swarm_node.base.disk import disk_named, write_durably
+from swarm_node.base.disk import disk_named, hold_lock, write_durably
 from swarm_node.coordinator_api.join_string import JoinString, is_in_own_network, is_public, resolve
 from swarm_node.coordinator_api.origin import Patience, open_origin
 
@@ -162,6 +163,7 @@ class Directories:
         every: list[KnownRound] = []
         for signer, data in newest.items():
             try:
+                require_witnessed(data, self.witnesses)
                 self._add(open_directory(data, signer, now_ms=now_ms), every, found)
             except SwarmError as error:
                 found.problems.append(f"the kept copy of {signer[-8:]}: {named(error)}")
@@ -175,17 +177,22 @@ class Directories:
 
     async def read_newest(self, place: DirectoryPlace, now_ms: int) -> bytes:
         """Return the checked directory of a place, and keep it; raise an error if a newer or another one was seen."""
-        data, kept = await _fetch(place.where), self._kept(place.signer)
+        data = await _fetch(place.where)
         read = open_directory(data, place.signer, now_ms=now_ms)
-        require_witnessed(data, self.witnesses)
-        self._require_newest(place, read, kept)
-        try:
-            if kept:
-                require_one_view(kept, data)
-        except ProofInvalid:
-            self._write(self._folder / f"{place.signer}-other.json", data)
-            raise
-        self._write(self._folder / f"{place.signer}.json", data)
+        busy = ConfigInvalid(f"Another command reads {place.where}.", hint="Try again.")
+        with disk_named(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        with hold_lock(self._folder / "lock", busy):
+            kept = self._kept(place.signer)
+            self._require_newest(place, read, kept)
+            try:
+                if kept:
+                    require_one_view(kept, data)
+            except ProofInvalid:
+                self._write(self._folder / f"{place.signer}-other.json", data)
+                raise
+            require_witnessed(data, self.witnesses)
+            self._write(self._folder / f"{place.signer}.json", data)
         return data
 
     def refuse(self, said: OpenListing, error: SwarmError, now_ms: int) -> RefusedRound:
@@ -226,15 +233,9 @@ class Directories:
             )
 
     def _kept(self, signer: NodeId) -> bytes | None:
-        """Return the newest copy that was seen and that all witnesses have signed."""
+        """Return the newest copy that was seen; a witness that was named later may not have signed it."""
         path = self._folder / f"{signer}.json"
-        if not path.exists():
-            return None
-        data = path.read_bytes()
-        with suppress(SwarmError):
-            require_witnessed(data, self.witnesses)
-            return data
-        return None
+        return path.read_bytes() if path.exists() else None
 
     def _save(self) -> None:
         refused = [wrong.model_dump() for wrong in self.refused.values()]

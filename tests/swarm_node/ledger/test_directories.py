@@ -13,6 +13,7 @@ from ledger.listing import open_listing
 from protocol.errors import ConfigInvalid, ProofInvalid, RolledBack, UntrustedMetadata
 from protocol.ids import NodeId
 from protocol.wire.signing import NodeKey
+from swarm_node.base import disk
 from swarm_node.base.clock import now_ms
 from swarm_node.commands.rounds import app
 from swarm_node.coordinator_api.join_string import JoinString
@@ -212,9 +213,18 @@ def test_who_asks_for_a_witness_sees_what_the_witness_saw(rivers: ListedLog, hom
     foreign = seen_by_witness(theirs, NodeKey(bytes(31) + b"\x09"))
     for data in (theirs, old, foreign, json.dumps(moved).encode(), json.dumps(moved | {"witnesses": [1]}).encode()):
         found = read(home, place(tmp_path / "a.json", data))
-        assert (titles(found), len(found.problems)) == ([], 1), found.problems
-    assert titles(read(home, place(tmp_path / "a.json", seen_by_witness(mine)))) == ["Rivers"]
+        assert (titles(found), len(found.problems)) == ([], 2), found.problems
+        assert f"the kept copy of {CURATOR.node_id[-8:]}: The witness" in found.problems[1]
+    found = read(home, place(tmp_path / "a.json", seen_by_witness(mine)))
+    assert titles(found) == []
+    assert "two different directories with number 5" in found.problems[0], "what it was shown before is kept as proof"
+    newer = directory(rivers.listing(), number=6)
+    assert titles(read(home, place(tmp_path / "a.json", seen_by_witness(newer)))) == ["Rivers"]
     assert titles(read(home, place(tmp_path / "a.json", old))) == ["Rivers"], "the kept copy, which is witnessed"
+    (home / FOLDER / f"{CURATOR.node_id}-other.json").unlink()
+    other = directory(lakes.listing(), number=6)
+    assert titles(read(home, place(tmp_path / "a.json", other))) == ["Rivers"]
+    assert (home / FOLDER / f"{CURATOR.node_id}-other.json").read_bytes() == other, "a proof without a witness, too"
 
 
 def test_a_witness_signs_one_file_for_each_number_and_none_that_is_older(
@@ -224,16 +234,26 @@ def test_a_witness_signs_one_file_for_each_number_and_none_that_is_older(
     far_ms = now_ms() + DAY_MS
     listed, out = tmp_path / "a.json", tmp_path / "out.json"
 
-    def sign(number: int, log: ListedLog) -> Result:
+    def sign(number: int, log: ListedLog, *witnesses: NodeKey) -> Result:
         data = directory(log.listing(), number=number, made_ms=now_ms(), expires_ms=far_ms)
+        for key in witnesses:
+            data = seen_by_witness(data, key)
         return CliRunner().invoke(app, ["witness", place(listed, data), str(out), "--home", str(home)])
 
     first = sign(5, rivers)
     assert first.exit_code == 0, first.output
-    require_witnessed(out.read_bytes(), [NodeId(first.output.split()[-1])])
+    own = NodeId(first.output.split()[-1])
+    require_witnessed(out.read_bytes(), [own])
     for number, error in ((5, ProofInvalid), (4, RolledBack)):
         assert isinstance(sign(number, lakes).exception, error)
-    assert sign(6, lakes).exit_code == 0
+    Directories(home).require_witnesses([own])
+    assert sign(6, lakes).exit_code == 0, "it asks nobody for its own signature"
+    Directories(home).require_witnesses([WITNESS.node_id])
+    for number, error in ((6, ProofInvalid), (5, RolledBack)):
+        assert isinstance(sign(number, rivers, WITNESS).exception, error), "what it signed before counts"
+    with disk.hold_lock(home / FOLDER / "lock", RolledBack("")):
+        assert "Another command" in str(sign(7, rivers, WITNESS).exception), "two commands cannot both be first"
+    assert sign(7, rivers, WITNESS).exit_code == 0
 
 
 @pytest.mark.parametrize("text", ["", "12D3KooW", CURATOR.node_id[:-1]])

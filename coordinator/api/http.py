@@ -116,7 +116,8 @@ def _require_own_host(header: str, own: frozenset[str]) -> None:
     if is_foreign:
         raise Misdirected(
             f"This round is not on the internet, and {host[:100]!r} is not its name.",
-            hint="Use the address from the join string. To serve this name, set round.public_url to its URL.",
+            hint="Use the address from the join string. The operator can allow this name with round.public_url; the "
+            "round then counts as public.",
         )
 
 

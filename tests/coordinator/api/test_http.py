@@ -443,4 +443,5 @@ async def test_a_page_of_another_site_cannot_read_a_private_round_under_its_own_
                 assert answer.status == 421, (path, host)
                 said = await answer.json()
                 assert said["code"] == "misdirected"
-                assert "set round.public_url" in said["hint"]
+                assert "The operator can allow this name with round.public_url" in said["hint"]
+                assert "then counts as public" in said["hint"], "its ledger and board are open to every page, too"

@@ -103,7 +103,7 @@ def own_hosts(config: Config) -> frozenset[str] | None:
     section = config.round
     urls = (section.join_string(""), f"//{section.listen}", f"//{section.tls_listen}")
     hosts = [urlsplit(url).hostname or "" for url in urls]
-    return None if is_public_host(hosts[0]) else frozenset(hosts)
+    return None if is_public_host(hosts[0]) else frozenset((*hosts, *section.hosts))
 
 
 def _require_own_host(header: str, own: frozenset[str]) -> None:
@@ -116,8 +116,7 @@ def _require_own_host(header: str, own: frozenset[str]) -> None:
     if is_foreign:
         raise Misdirected(
             f"This round is not on the internet, and {host[:100]!r} is not its name.",
-            hint="Use the address from the join string. The operator can allow this name with round.public_url; the "
-            "round then counts as public.",
+            hint="Use the address from the join string. The operator can allow this name in round.hosts.",
         )
 
 

@@ -4,7 +4,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from coordinator.config.modes import ModeName
 from coordinator.config.section import Section
@@ -38,6 +38,8 @@ def _is_network(said: str) -> str:
 
 NetworkText = Annotated[str, AfterValidator(_is_network)]
 
+HostName = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]
+
 UnitName = Annotated[str, AfterValidator(checked_name)]
 
 
@@ -61,6 +63,12 @@ class RoundSection(Section):
     tls_certificate: Path = Field(Path("tls.crt"), description="PEM file of the certificate and its chain")
     tls_key: Path = Field(Path("tls.key"), description="PEM file of its private key")
     public_url: str = Field("", description="URL at which nodes reach the coordinator; empty: the listen address")
+    hosts: tuple[HostName, ...] = Field(
+        (),
+        max_length=64,
+        description="more names of a round that is not on the internet, such as one of a company's network; a request "
+        "for any other public name is refused, since a page of a stranger may have sent it",
+    )
     agent_wheel: str = Field(
         "", description="wheel of echo-swarm that this coordinator's /install.sh installs; empty: the newest release"
     )

@@ -486,47 +486,60 @@ rehearse() {
   say "Dry run: nothing was changed."
 }
 
-# Obtain uv, and set NO_INDEX and uv's variables by pip's configuration.
+# Obtain uv, and set NO_INDEX and uv's variables by pip's configuration. The names of indexes may contain passwords: they
+# are in no argument of a program, which every user of the machine can read.
 obtain_uv() {
-  pip install --no-deps --require-hashes --only-binary :all: --target "$DOWNLOAD/uv" -r "$LISTS/uv.lock" || return 1
-  assignments=$("$TARGET/bin/python" - "$("$TARGET/bin/python" -m pip config list 2>>"$LOG")" <<'PYTHON'
-import ast, shlex, sys
+  pip install --no-deps --require-hashes --only-binary :all: --target "$DOWNLOAD/uv" -r "$LISTS/uv.lock" \
+    ${FIND_LINKS:+--find-links "$FIND_LINKS"} || return 1
+  UV_SETTINGS=$("$TARGET/bin/python" - "$FIND_LINKS" 2>>"$LOG" <<'PYTHON'
+import ast, shlex, subprocess, sys
 SECTIONS = ("global", "install", ":env:")  # a later one wins
 VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "trusted-host": "UV_INSECURE_HOST",
     "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "proxy": "ALL_PROXY",
+    "constraint": "UV_CONSTRAINT",  # beside hashes uv accepts none: pip installs the lists then
 }
+listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], stdout=subprocess.PIPE, text=True, check=True)
 found = {}
-for line in sys.argv[1].splitlines():
+for line in listed.stdout.splitlines():
     name, _, value = line.partition("=")
     section, _, key = name.rpartition(".")
     if section in SECTIONS:
         found[SECTIONS.index(section), key] = ast.literal_eval(value)
 settings = {key: value for (_, key), value in sorted(found.items())}
-for key, value in settings.items():
-    if key in VARIABLES:
-        words = [value] if key.endswith("cert") else value.split()
-        print(f"export {VARIABLES[key]}={shlex.quote((',' if key == 'find-links' else ' ').join(words))}")
-print("NO_INDEX=" + ("--no-index" if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else ""))
+lists = {key: [value] if key.endswith("cert") else value.split() for key, value in settings.items() if key in VARIABLES}
+if sys.argv[1]:
+    lists.setdefault("find-links", []).append(sys.argv[1])
+for key, words in lists.items():
+    print(f"export {VARIABLES[key]}={shlex.quote((',' if key == 'find-links' else ' ').join(words))}")
+no_index = settings.get("no-index", "").lower() in ("1", "true", "t", "yes", "y", "on")
+print("NO_INDEX=" + ("--no-index" if no_index else ""))
 PYTHON
-) || return 1
-  eval "$assignments"
-  # As pip does: no index counts more than another.
-  export UV_INDEX_STRATEGY=unsafe-best-match UV_NO_CONFIG=1
-  # The packages of root serve users who cannot write beside them. The folder of root's cache belongs to root in any case,
-  # also where sudo keeps another user's HOME.
-  [ "$(id -u)" != 0 ] || export UV_COMPILE_BYTECODE=1 UV_CACHE_DIR="$PREFIX/cache"
+)
+}
+
+# Install packages by uv. The variables are set for uv alone: programs that the script starts later do not get them.
+install_by_uv() {
+  (
+    eval "$UV_SETTINGS"
+    # As pip does: no index counts more than another.
+    export UV_INDEX_STRATEGY=unsafe-best-match UV_NO_CONFIG=1
+    # The packages of root serve users who cannot write beside them. The folder of root's cache belongs to root in any
+    # case, also where sudo keeps another user's HOME.
+    [ "$(id -u)" != 0 ] || export UV_COMPILE_BYTECODE=1 UV_CACHE_DIR="$PREFIX/cache"
+    exec "$DOWNLOAD/uv/bin/uv" pip install ${NO_INDEX:+"$NO_INDEX"} "$@" </dev/null >>"$LOG" 2>&1
+  )
 }
 
 # Install packages for a Python, by uv or else by pip; the options are those that both have.
 packages() {
   for_python=$1
   shift
-  [ -z "$FIND_LINKS" ] || set -- --find-links "$FIND_LINKS" "$@"
   if [ -x "$DOWNLOAD/uv/bin/uv" ]; then
-    "$DOWNLOAD/uv/bin/uv" pip install --python "$for_python" ${NO_INDEX:+"$NO_INDEX"} "$@" </dev/null >>"$LOG" 2>&1 && return
+    install_by_uv --python "$for_python" "$@" && return
     say "uv failed; pip tries." >>"$LOG"
   fi
+  [ -z "$FIND_LINKS" ] || set -- --find-links "$FIND_LINKS" "$@"
   "$for_python" -m pip --no-input --disable-pip-version-check install "$@" </dev/null >>"$LOG" 2>&1
 }
 
@@ -544,8 +557,9 @@ pip_has_cpu_build() { "$TARGET/bin/python" -m pip index versions torch </dev/nul
 
 # uv knows the index of each of torch's builds; pip does not.
 install_other_build() {
-  "$DOWNLOAD/uv/bin/uv" pip install --python "$TARGET/bin/python" ${NO_INDEX:+"$NO_INDEX"} --torch-backend "$TORCH_BUILD" \
-    --only-binary :all: -c "$LISTS/constraints.txt" torch transformers </dev/null >>"$LOG" 2>&1
+  [ -x "$DOWNLOAD/uv/bin/uv" ] || obtain_uv || return 1
+  install_by_uv --python "$TARGET/bin/python" --torch-backend "$TORCH_BUILD" --only-binary :all: \
+    -c "$LISTS/constraints.txt" torch transformers
 }
 
 install_engine() {

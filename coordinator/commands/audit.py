@@ -178,7 +178,8 @@ def list_(
     unit = launched(config).round.money
     for row in rows:
         typer.echo(list_line(row, unit))
-    typer.echo(counted(len(rows), "audit"))
+    more = "; there may be more, which --count shows" if len(rows) == count else ""
+    typer.echo(counted(len(rows), "audit") + more)
 
 
 @app.command(

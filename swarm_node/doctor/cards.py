@@ -80,8 +80,8 @@ def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0
     if weights_bytes is None:
         return skip(
             "vram",
-            "Not checked: give a join string to check the memory for the round's model.",
-            "swarm-node doctor JOIN_STRING",
+            "Not checked: the size of the round's model is unknown.",
+            "Run `swarm-node doctor JOIN_STRING` when the round has published a version.",
         )
     known = [gpu for gpu in seen.cards if gpu.memory_bytes is not None]
     if not known:

@@ -189,7 +189,7 @@ def traffic(state: dict[str, Any]) -> str:
     cap = f" of {state['upload_cap_bytes'] / GB:g} GB" if state["upload_cap_bytes"] else ""
     stop = f"; {state['no_upload']}" if state["no_upload"] else ""
     month = f"{size_text(state['uploaded_month_bytes'])}{cap} this month"
-    return f"{size_text(fetched)} fetched, {size_text(moved['to_peers'])} uploaded to peers, {month}{stop}"
+    return f"{size_text(fetched)} fetched, {size_text(moved['to_peers'])} uploaded to peers ({month}){stop}"
 
 
 def reach(state: dict[str, Any]) -> str:

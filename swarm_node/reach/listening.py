@@ -94,7 +94,7 @@ def describe(addresses: tuple[str, ...], *, connections: int, per_address: int, 
     host, port = host_and_port(addresses[0])
     ip = ipaddress.ip_address(host)
     if ip.is_loopback:
-        where = f"on this machine alone, port {port}"
+        where = f"only if they run on this machine, port {port}"
     elif ip.is_unspecified:
         where = f"on all interfaces, {'IPv4 and IPv6' if ip.version == 6 else 'IPv4'}, TCP port {port}"
     else:

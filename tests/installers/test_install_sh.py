@@ -268,11 +268,14 @@ def test_uv_installs_by_pips_configuration_and_pip_where_uv_fails(machine: Machi
     small_wheel(machine.wheels, "1.0", uv_lock=small_uv(tools))
     certificates = tmp_path / "own ca.pem"
     certificates.touch()
+    constraint = tmp_path / "constraint.txt"
+    constraint.touch()
     more = {
         "PIP_FIND_LINKS": f"{tools} {tmp_path}",
         "PIP_INDEX_URL": "https://index.example/simple",
         "PIP_EXTRA_INDEX_URL": "https://a.example https://b.example",
         "PIP_CERT": str(certificates),
+        "PIP_CONSTRAINT": str(constraint),
     }
     run = machine.run(**more)
     assert run.returncode == 0, run.stderr
@@ -283,7 +286,8 @@ def test_uv_installs_by_pips_configuration_and_pip_where_uv_fails(machine: Machi
         "SSL_CERT_FILE": str(certificates),
         "UV_DEFAULT_INDEX": "https://index.example/simple",
         "UV_INDEX": "https://a.example https://b.example",
-        "UV_FIND_LINKS": f"{tools},{tmp_path}",
+        "UV_FIND_LINKS": f"{tools},{tmp_path},{machine.wheels}",
+        "UV_CONSTRAINT": str(constraint),
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_NO_CONFIG": "1",
     }

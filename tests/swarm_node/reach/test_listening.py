@@ -97,7 +97,7 @@ def test_one_line_says_what_is_listened_on_how_it_is_limited_and_how_to_turn_it_
     )
     assert "IPv4, TCP port 8704" in describe(("0.0.0.0:8704",), **bounds, upload_cap_gb=0)
     assert "50 GB of upload a month" in describe(("192.0.2.7:1",), **bounds, upload_cap_gb=50)
-    assert "on this machine alone, port 1:" in describe(("127.0.0.1:1",), **bounds, upload_cap_gb=0)
+    assert "only if they run on this machine, port 1:" in describe(("127.0.0.1:1",), **bounds, upload_cap_gb=0)
 
 
 @pytest.mark.parametrize(

@@ -115,5 +115,8 @@ class HeldLeases:
 
     async def return_all(self) -> None:
         """Return every lease: the worker ends."""
-        turns, self._turns = self._turns, {}
-        await self.return_leases([*self.open, *sorted(self._offered), *turns])
+        lease_ids = [*self.open, *sorted(self._offered), *self._turns]
+        for lease_id in tuple(self.open):
+            self.close(lease_id)
+        self._turns = {}
+        await self.return_leases(lease_ids)

@@ -93,7 +93,10 @@ async def test_every_lease_is_returned_at_the_end() -> None:
     leases.start([lease(1)])
     leases.add_turn(lease(3, turn_tokens_max=4))
     await leases.return_all()
-    assert world.returned == [[1, 2, 3]]
+    await leases.return_all()
+    assert world.returned == [[1, 2, 3]], "and nothing twice"
+    assert not leases.open
+    assert world.reported == set()
 
 
 async def test_a_coordinator_without_an_answer_delays_no_end(autojump_clock: MockClock) -> None:

@@ -105,7 +105,7 @@ class HeldLeases:
         self._offered.difference_update(lease_ids)
         with trio.CancelScope(shield=True, deadline=trio.current_time() + RETURN_S):
             try:
-                await self._coordinator.give_back(ReturnLeases(lease_ids=tuple(lease_ids)))
+                await self._coordinator.return_leases(ReturnLeases(lease_ids=tuple(lease_ids)))
             except SwarmError as error:
                 log.info("cannot return %d leases; they will expire (%s)", len(lease_ids), error.code)
 

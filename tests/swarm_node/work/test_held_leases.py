@@ -38,7 +38,7 @@ class World:
         self.error: Exception | None = None
         self.leases = HeldLeases(cast(Any, self), cast(Any, self))
 
-    async def give_back(self, message: ReturnLeases) -> None:
+    async def return_leases(self, message: ReturnLeases) -> None:
         await trio.sleep(self.answer_s)
         if self.error:
             raise self.error

@@ -45,7 +45,7 @@ from swarm_node.work.lease_offers import LeaseOffers
 from swarm_node.work.lease_pacing import LeasePacing, NodePace
 from swarm_node.work.progress_reporter import ProgressReporter
 from swarm_node.work.pulse import Pulse
-from swarm_node.work.rejections import FOLDER, Refusals
+from swarm_node.work.rejections import FOLDER, Rejections
 from swarm_node.work.rollout_writer import RolloutWriter
 from swarm_node.work.round_engine import RoundEngine
 from swarm_node.work.sender import Outbox, Sender
@@ -247,7 +247,7 @@ class AgentRound:
         governor, engine = self._parts.governor, self._parts.engine
         async with open_member(self.member, self._parts.node) as me, trio.open_nursery() as nursery:
             outbox = Outbox(me.folder / "outbox")
-            sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Refusals(me.folder / FOLDER))
+            sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Rejections(me.folder / FOLDER))
             notices = Notices(me.coordinator, me.folder)
             reporter = ProgressReporter(me.coordinator, me.key, self.join.round_id)
             worker = self._open_worker(me, outbox, sender, reporter)

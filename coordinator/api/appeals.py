@@ -67,7 +67,7 @@ async def rule(request: web.Request) -> web.Response:
         wanted.reason_code,
         wanted.said,
         given_by=wanted.given_by,
-        rules=round_.audits.settings,
+        audit=round_.audits.settings,
         now_ms=now_ms(),
     )
     return reply_json(done)

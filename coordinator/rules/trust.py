@@ -59,49 +59,49 @@ class OwnerStanding:
     """Hard faults that have not expired."""
 
 
-def level(standing: OwnerStanding, rules: AuditSection) -> Level:
+def level(standing: OwnerStanding, audit: AuditSection) -> Level:
     if standing.hard >= FAULTS_TO_BAN:
         return "banned"
-    if standing.groups < rules.first_groups:
+    if standing.groups < audit.first_groups:
         return "held" if standing.hard else "new"
-    return "trusted" if standing.groups >= rules.trusted_groups else "known"
+    return "trusted" if standing.groups >= audit.trusted_groups else "known"
 
 
 def rate_ppm(
-    standing: OwnerStanding, rules: AuditSection, *, worth_micros: int = 0, held_micros: int = 0, ease: float = 0.0
+    standing: OwnerStanding, audit: AuditSection, *, worth_micros: int = 0, held_micros: int = 0, ease: float = 0.0
 ) -> int:
     """Return the audit rate, per million, of a claim worth `worth_micros` while the escrow holds `held_micros`."""
-    rate = _rate(standing, rules)
-    if 0 < rate < 1 and ease and rules.trusted_floor:
-        rate -= ease * max(0.0, rate - rules.trusted_floor)
+    rate = _rate(standing, audit)
+    if 0 < rate < 1 and ease and audit.trusted_floor:
+        rate -= ease * max(0.0, rate - audit.trusted_floor)
     if 0 < rate < 1 and worth_micros:
-        worth = rules.escrow_factor * worth_micros
+        worth = audit.escrow_factor * worth_micros
         rate = max(rate, worth / (worth + held_micros) if worth else 0.0)
     return math.ceil(ALL_PPM * rate)
 
 
-def _rate(standing: OwnerStanding, rules: AuditSection) -> float:
+def _rate(standing: OwnerStanding, audit: AuditSection) -> float:
     """Return the share that is audited whatever the escrow holds."""
-    if level(standing, rules) in ("new", "held", "banned"):
+    if level(standing, audit) in ("new", "held", "banned"):
         return 1.0
-    floor = rules.trusted_floor if standing.groups >= rules.trusted_groups else rules.floor
+    floor = audit.trusted_floor if standing.groups >= audit.trusted_groups else audit.floor
     counted = min(standing.claims, LEAD * standing.groups)
-    return min(1.0, max(floor, rules.first_groups / max(1, counted)))
+    return min(1.0, max(floor, audit.first_groups / max(1, counted)))
 
 
-def window(standing: OwnerStanding, rules: AuditSection, *, drawn_ppm: int = ALL_PPM) -> int:
+def window(standing: OwnerStanding, audit: AuditSection, *, drawn_ppm: int = ALL_PPM) -> int:
     """Return how many unaudited groups stay unpaid, if some were drawn at `drawn_ppm`, which may be lower than usual.
 
     It is 0 where nothing is ever audited, since no fault could be found.
     """
-    rate = min(rate_ppm(standing, rules), drawn_ppm)
-    return math.ceil(rules.escrow_factor * (ALL_PPM - rate) / rate) if rate else 0
+    rate = min(rate_ppm(standing, audit), drawn_ppm)
+    return math.ceil(audit.escrow_factor * (ALL_PPM - rate) / rate) if rate else 0
 
 
-def validated(standing: OwnerStanding, rules: AuditSection, groups: int = 1) -> OwnerStanding:
+def validated(standing: OwnerStanding, audit: AuditSection, groups: int = 1) -> OwnerStanding:
     """Return the standing after `groups` more groups were found right, or their window was."""
     count = standing.groups + groups
-    return replace(standing, groups=count, hard=0 if count >= rules.trusted_groups else standing.hard)
+    return replace(standing, groups=count, hard=0 if count >= audit.trusted_groups else standing.hard)
 
 
 def lifted(standing: OwnerStanding, before: OwnerStanding, *, counts: bool) -> OwnerStanding:
@@ -111,14 +111,14 @@ def lifted(standing: OwnerStanding, before: OwnerStanding, *, counts: bool) -> O
 
 
 def after_verdict(
-    standing: OwnerStanding, finding: Finding, rules: AuditSection, groups: int = 1, *, again: bool = False
+    standing: OwnerStanding, finding: Finding, audit: AuditSection, groups: int = 1, *, again: bool = False
 ) -> OwnerStanding:
     """Return the standing after a verdict on a claim for `groups` groups; `again` if the same group has a fault."""
     match finding:
         case "pass":
-            return validated(standing, rules, groups)
+            return validated(standing, audit, groups)
         case "soft":
-            return replace(standing, groups=min(standing.groups, rules.first_groups), soft=standing.soft + 1)
+            return replace(standing, groups=min(standing.groups, audit.first_groups), soft=standing.soft + 1)
         case "hard":
             hard = max(1, standing.hard) if again else standing.hard + 1
             return replace(standing, claims=0, groups=0, hard=hard)

@@ -194,16 +194,16 @@ def pace(seen: "deque[tuple[float, float]]") -> float | None:
     return sum(took for took, _ in seen) / lengths if lengths else None
 
 
-def is_drawn(node: SimulatedNode, rules: AuditSection, chance: Random) -> bool:
+def is_drawn(node: SimulatedNode, audit: AuditSection, chance: Random) -> bool:
     """Return True if this claim of the node is audited."""
     node.standing = replace(node.standing, claims=node.standing.claims + 1)
-    return chance.random() * ALL_PPM < trust.rate_ppm(node.standing, rules)
+    return chance.random() * ALL_PPM < trust.rate_ppm(node.standing, audit)
 
 
-def judge(node: SimulatedNode, rules: AuditSection, *, forged: bool) -> bool:
+def judge(node: SimulatedNode, audit: AuditSection, *, forged: bool) -> bool:
     """Record a verdict; return True if it bans the node."""
     if node.banned:
         return False
-    node.standing = trust.after_verdict(node.standing, "hard" if forged else "pass", rules)
-    node.banned = trust.level(node.standing, rules) == "banned"
+    node.standing = trust.after_verdict(node.standing, "hard" if forged else "pass", audit)
+    node.banned = trust.level(node.standing, audit) == "banned"
     return node.banned

@@ -172,16 +172,16 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     return [_document(row) for row in read_rows(connection, query, AppealRow)]
 
 
-def appeal_report(connection: sa.Connection, number: int, rules: AuditSection) -> dict[str, Any]:
+def appeal_report(connection: sa.Connection, number: int, audit: AuditSection) -> dict[str, Any]:
     """Return one appeal: its reason, the evidence, and what would be paid if it was granted."""
     row = _numbered(connection, number)
     report = sa.select(audits.c.report, audits.c.finding, audits.c.version).where(audits.c.claim_id == row.claim_id)
-    audit = connection.execute(report).one()
-    taken, ban = _taken(connection, row.claim_id, rules)
+    audited = connection.execute(report).one()
+    taken, ban = _taken(connection, row.claim_id, audit)
     return _document(row) | {
-        "finding": audit.finding,
-        "version": audit.version,
-        "report": (audit.report or b"{}").decode(),
+        "finding": audited.finding,
+        "version": audited.version,
+        "report": (audited.report or b"{}").decode(),
         "claims": [{"claim_id": claim.claim_id, "amount_micros": claim.amount_micros} for claim in taken],
         "amount_micros": sum(claim.amount_micros for claim in taken),
         "free_micros": _free_micros(connection),
@@ -197,7 +197,7 @@ def rule(
     said: str,
     *,
     given_by: str,
-    rules: AuditSection,
+    audit: AuditSection,
     now_ms: int,
 ) -> dict[str, Any]:
     """Rule on an appeal, and return the appeal with what the ruling changed."""
@@ -209,7 +209,7 @@ def rule(
     ruling = entry.RulingEntry(claim_id=row.claim_id, outcome=outcome, reason_code=reason_code)
     if store.append(connection, ruling, now_ms) is not EntryOutcome.APPLIED:
         raise BookBroken(f"Appeal {number} was ruled on in the log, and not in its table.")
-    paid = _grant(connection, row, ruling, given_by, rules, now_ms) if outcome == "granted" else []
+    paid = _grant(connection, row, ruling, given_by, audit, now_ms) if outcome == "granted" else []
     values = {"state": outcome, "reason_code": reason_code, "said": said, "ruled_by": given_by, "ruled_ms": now_ms}
     values["sequenced"] = True
     connection.execute(sa.update(appeals).where(appeals.c.number == number).values(**values))
@@ -229,12 +229,12 @@ def _grant(
     row: AppealRow,
     ruling: entry.RulingEntry,
     given_by: str,
-    rules: AuditSection,
+    audit: AuditSection,
     now_ms: int,
 ) -> list[AppealableClaim]:
     """Lift the fault or ban that was appealed against, pay the claims that it took, and return them."""
     owner = row.owner
-    paid, ban = _taken(connection, row.claim_id, rules)
+    paid, ban = _taken(connection, row.claim_id, audit)
     if _is_fault(connection, row.claim_id):
         standings.lift_fault(connection, row.claim_id)
     if ban is not None and ban == standings.banned_ms(connection, owner):
@@ -249,7 +249,7 @@ def _grant(
         _pay(connection, given, sum(claim.amount_micros for claim in paid), now_ms)
         owners.sequence(connection, {claim.node_id for claim in paid}, now_ms)
         groups = sum(claim.groups for claim in paid if claim.finding not in PROVEN)  # a pledge's counted before
-        standings.put(connection, owner, trust.validated(standings.find_standing(connection, owner), rules, groups))
+        standings.put(connection, owner, trust.validated(standings.find_standing(connection, owner), audit, groups))
     return paid
 
 
@@ -268,11 +268,11 @@ def _free_micros(connection: sa.Connection) -> int:
     return store.balance(connection, BUDGET) - tally.read(connection).reserved_micros
 
 
-def _taken(connection: sa.Connection, claim_id: str, rules: AuditSection) -> GrantedAppeal:
+def _taken(connection: sa.Connection, claim_id: str, audit: AuditSection) -> GrantedAppeal:
     """Return what a granted appeal about `claim_id` would pay and end."""
     (row,) = read_rows(connection, _claims.where(audits.c.claim_id == claim_id), AppealableClaim)
     which = (audits.c.claim_id == claim_id) | (audits.c.fault == claim_id)
-    if (ban := _ban_to_end(connection, row, rules)) is not None:
+    if (ban := _ban_to_end(connection, row, audit)) is not None:
         which |= audits.c.ban_ms == ban
     mine = (audits.c.owner == row.owner) & (claims_table.c.state == ClaimState.VOIDED.value)
     return GrantedAppeal(
@@ -280,14 +280,14 @@ def _taken(connection: sa.Connection, claim_id: str, rules: AuditSection) -> Gra
     )
 
 
-def _ban_to_end(connection: sa.Connection, row: AppealableClaim, rules: AuditSection) -> int | None:
+def _ban_to_end(connection: sa.Connection, row: AppealableClaim, audit: AuditSection) -> int | None:
     """Return the ban that ends if the appeal is granted: one that rests on this fault, or one that is over by now."""
     if not _is_fault(connection, row.claim_id):
         return row.ban_ms
     stands = standings.banned_ms(connection, row.owner)
     ordered = orders.standing_ban(connection, row.owner) is not None
     left = standings.without_fault(connection, row.claim_id)
-    if stands is not None and not ordered and trust.level(left, rules) != "banned":
+    if stands is not None and not ordered and trust.level(left, audit) != "banned":
         return stands
     brought = connection.execute(sa.select(faults.c.judged_ms).where(faults.c.claim_id == row.claim_id)).scalar()
     return None if brought == stands else brought

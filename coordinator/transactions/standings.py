@@ -391,7 +391,7 @@ def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def list_standings(connection: sa.Connection, rules: AuditSection) -> list[dict[str, Any]]:
+def list_standings(connection: sa.Connection, audit: AuditSection) -> list[dict[str, Any]]:
     """Return one row per owner: level, rate, faults and escrow."""
     escrow = {
         owner: EscrowSum(int(groups), int(micros))
@@ -402,24 +402,24 @@ def list_standings(connection: sa.Connection, rules: AuditSection) -> list[dict[
             .group_by(audits.c.owner)
         )
     }
-    return [_shown(row, rules, escrow.get(row.owner, EscrowSum())) for row in _every(connection)]
+    return [_shown(row, audit, escrow.get(row.owner, EscrowSum())) for row in _every(connection)]
 
 
-def levels(connection: sa.Connection, rules: AuditSection) -> dict[str, Level]:
+def levels(connection: sa.Connection, audit: AuditSection) -> dict[str, Level]:
     """Return the trust level of each owner; owners without any claim are left out."""
-    return {row.owner: rules_of_trust.level(row.standing, rules) for row in _every(connection)}
+    return {row.owner: rules_of_trust.level(row.standing, audit) for row in _every(connection)}
 
 
 def _every(connection: sa.Connection) -> list[TrustRow]:
     return read_rows(connection, sa.select(trust).order_by(trust.c.owner), TrustRow)
 
 
-def _shown(row: TrustRow, rules: AuditSection, escrow: EscrowSum) -> dict[str, Any]:
+def _shown(row: TrustRow, audit: AuditSection, escrow: EscrowSum) -> dict[str, Any]:
     standing = row.standing
     return {
         "owner": row.owner,
-        "level": rules_of_trust.level(standing, rules),
-        "rate": rules_of_trust.rate_ppm(standing, rules) / 1e6,
+        "level": rules_of_trust.level(standing, audit),
+        "rate": rules_of_trust.rate_ppm(standing, audit) / 1e6,
         "accepted_groups": row.accepted,
         "validated_groups": row.groups,
         "soft_faults": row.soft,

@@ -46,7 +46,7 @@ from swarm_node.ledger.receipts import RECEIPTS
 from swarm_node.machine import use
 from swarm_node.versions.updater import saved
 from swarm_node.work.lease_log import LeaseLog
-from swarm_node.work.rejections import FOLDER, Refusal, Refusals
+from swarm_node.work.rejections import FOLDER, Rejection, Rejections
 
 NOT_ASKED = Logged("not_asked")
 """State of a lease that was not looked up in the log."""
@@ -156,23 +156,23 @@ def report_rounds(
     return code
 
 
-def refused(join: JoinString, home: Path, about: str) -> list[Refusal]:
+def refused(join: JoinString, home: Path, about: str) -> list[Rejection]:
     """Return the kept rejections of a lease or claim, or the last ones, newest first."""
-    kept = Refusals(round_folder(home, join) / FOLDER)
-    return [refusal for refusal in kept if about in ("", refusal.lease_id, refusal.evidence.claim_id)]
+    kept = Rejections(round_folder(home, join) / FOLDER)
+    return [rejection for rejection in kept if about in ("", rejection.lease_id, rejection.evidence.claim_id)]
 
 
 def report(
-    answer: Explanations, refusals: list[Refusal], place: Logged = NOT_ASKED, *, about: str = "", as_json: bool
+    answer: Explanations, rejections: list[Rejection], place: Logged = NOT_ASKED, *, about: str = "", as_json: bool
 ) -> Iterator[str]:
     """Yield lines of text, or one JSON line per lease: the coordinator's explanation, and the evidence in this home.
 
     `place` is the log entry of the lease that was asked about. Without `about`, a lease without problems gets one line
     of text.
     """
-    left = {refusal.lease_id: refusal for refusal in refusals}
+    left = {rejection.lease_id: rejection for rejection in rejections}
     for explanation in answer.explanations:
-        refusal = left.pop(explanation.lease_id, None)
+        rejection = left.pop(explanation.lease_id, None)
         if as_json:
             summary = explanation.model_dump(exclude={"lease", "rollout", "fragments", "report"})
             its_report = audit_report.read(explanation.report)
@@ -181,17 +181,17 @@ def report(
             if seen:
                 seen["command"] = repeated(explanation)  # the auditor's own command needs the operator's files
             log_place = {"state": place.state, "entry": place.entry, "of": place.size}
-            yield json.dumps(summary | {"report": seen, "logged": log_place, "refused": _json(refusal)})
+            yield json.dumps(summary | {"report": seen, "logged": log_place, "refused": _json(rejection)})
             continue
-        yield from lines(explanation) if about or refusal or _has_more(explanation) else (_verdict(explanation),)
+        yield from lines(explanation) if about or rejection or _has_more(explanation) else (_verdict(explanation),)
         yield from _logged(place)
-        yield from refusal_lines(refusal) if refusal else ()
-    for lease_id, refusal in left.items():
+        yield from rejection_lines(rejection) if rejection else ()
+    for lease_id, rejection in left.items():
         if as_json:
-            yield json.dumps({"lease_id": lease_id, "refused": _json(refusal)})
+            yield json.dumps({"lease_id": lease_id, "refused": _json(rejection)})
             continue
         yield f"lease {one_line(lease_id)}: rejected"
-        yield from refusal_lines(refusal)
+        yield from rejection_lines(rejection)
     if not as_json:
         yield from _legend(answer)
         yield from (ONE,) if answer.explanations and not about else ()
@@ -214,26 +214,26 @@ def _legend(answer: Explanations) -> Iterator[str]:
     yield from (f"  {state:10} {meaning}" for state, meaning in MEANING.items() if state in occur)
 
 
-def _json(refusal: Refusal | None) -> dict[str, Any] | None:
-    return refusal.evidence.model_dump() | {"command": _again(refusal)} if refusal else None
+def _json(rejection: Rejection | None) -> dict[str, Any] | None:
+    return rejection.evidence.model_dump() | {"command": _again(rejection)} if rejection else None
 
 
-def _again(refusal: Refusal) -> str:
-    return evidence.command(refusal.evidence.code, refusal.lease_id)
+def _again(rejection: Rejection) -> str:
+    return evidence.command(rejection.evidence.code, rejection.lease_id)
 
 
-def refusal_lines(refusal: Refusal) -> Iterator[str]:
+def rejection_lines(rejection: Rejection) -> Iterator[str]:
     """Yield the evidence of a rejection as lines of text."""
-    rejection = refusal.evidence
+    found = rejection.evidence
     yield from map(
         one_line,
         (
-            f"  rejected by {rejection.step} [{rejection.code}]: {rejection.field}",
-            f"    expected {rejection.expected}; observed {rejection.observed}",
-            *(f"    sample {at.sample}, position {at.position}" for at in rejection.positions),
-            f"  claim {rejection.claim_id}",
-            f"  validator {rejection.validator}, tolerance {rejection.tolerance}",
-            f"  repeat the check: `{_again(refusal)}`",
+            f"  rejected by {found.step} [{found.code}]: {found.field}",
+            f"    expected {found.expected}; observed {found.observed}",
+            *(f"    sample {at.sample}, position {at.position}" for at in found.positions),
+            f"  claim {found.claim_id}",
+            f"  validator {found.validator}, tolerance {found.tolerance}",
+            f"  repeat the check: `{_again(rejection)}`",
         ),
     )
 
@@ -310,8 +310,8 @@ def write_case(join: JoinString, home: Path, answer: Explanations, folder: Path)
     Return the versions to compare with that are missing in this home.
     """
     (explanation,) = answer.explanations
-    refusals = refused(join, home, explanation.lease_id)
-    rollout = refusals[0].rollout if refusals and not explanation.claim_id else explanation.rollout
+    rejections = refused(join, home, explanation.lease_id)
+    rollout = rejections[0].rollout if rejections and not explanation.claim_id else explanation.rollout
     if not (rollout or explanation.fragments):
         raise ConfigInvalid("There is no stored claim for this lease, so nothing can be replayed.")
     version = Lease.from_bytes(explanation.lease).version

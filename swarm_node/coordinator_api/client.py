@@ -105,7 +105,7 @@ class Coordinator:
     async def lease(self, message: LeaseRequest) -> LeaseReply:
         return await self._call("/v1/leases", message, LeaseReply)
 
-    async def give_back(self, message: ReturnLeases) -> HeartbeatReply:
+    async def return_leases(self, message: ReturnLeases) -> HeartbeatReply:
         return await self._call("/v1/leases/return", message, HeartbeatReply)
 
     async def progress(self, message: LeaseProgress) -> LeaseProgressReply:

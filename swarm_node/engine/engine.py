@@ -335,10 +335,10 @@ class Engine(ABC):
         """Report the new tokens of each group that is due."""
         now = time.monotonic()
         for group in dict.fromkeys(sample.group for sample in self._running):
-            if not group.request.is_report_due(now, first_token_at=group.first_token_at, told_at=group.told_at):
+            if not group.request.is_report_due(now, first_token_at=group.first_token_at, reported_at=group.reported_at):
                 continue
             samples = [sample for sample in self._running if sample.group is group]
-            group.told_at = now
+            group.reported_at = now
             grown: dict[int, tuple[bytes, bytes, Finish]] = {
                 sample.number: (pack_tokens(sample.new_tokens), pack_logprobs(sample.logprobs), "")
                 for sample in samples

@@ -27,7 +27,7 @@ class RunningGroup:
     """The first tokens of each sample: drawn by another node, or the earlier turns of its episode."""
     ended: dict[int, Sample] = field(default_factory=dict)
     first_token_at: float | None = None
-    told_at: float | None = None
+    reported_at: float | None = None
     told: dict[int, int] = field(default_factory=dict)
     """Number of tokens reported, by sample."""
 

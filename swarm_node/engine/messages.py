@@ -55,16 +55,16 @@ class SampleRequest(Message):
     """Start of each sample, or empty; only for an engine that reports `continues`."""
     turn_tokens_max: int = Field(0, ge=0, le=limits.TOKENS_MAX)
     """The most new tokens of a sample, which is one turn of an episode; 0: only `max_new_tokens` limits them."""
-    tell_every_s: float = Field(0.0, ge=0)
+    report_every_s: float = Field(0.0, ge=0)
     """Interval of `GroupGrown` reports in seconds; 0 means none."""
     is_read: bool = False
     """True if a caller reads the tokens as they come. vLLM, where reports cost time, reports only these groups."""
 
     @classmethod
-    def from_lease(cls, lease: Lease, sampler: Sampler, *, tell_every_s: float) -> "SampleRequest":
+    def from_lease(cls, lease: Lease, sampler: Sampler, *, report_every_s: float) -> "SampleRequest":
         """Return the request for a lease, with the sampler of its version.
 
-        The lease's own interval of reports replaces `tell_every_s`. A turn of an episode has no fragments.
+        The lease's own interval of reports replaces `report_every_s`. A turn of an episode has no fragments.
         """
         return cls(
             request_id=lease.lease_id,
@@ -77,17 +77,17 @@ class SampleRequest(Message):
             own_temperature=lease.temperature,
             prefixes=lease.prefixes,
             turn_tokens_max=lease.turn_tokens_max,
-            tell_every_s=0.0 if lease.turn_tokens_max else lease.report_every_s or tell_every_s,
+            report_every_s=0.0 if lease.turn_tokens_max else lease.report_every_s or report_every_s,
             is_read=lease.report_every_s > 0,
         )
 
-    def is_report_due(self, now: float, *, first_token_at: float | None, told_at: float | None) -> bool:
+    def is_report_due(self, now: float, *, first_token_at: float | None, reported_at: float | None) -> bool:
         """Return True if new tokens are to be reported: the first ones at once if a caller reads them."""
-        if not self.tell_every_s or first_token_at is None:
+        if not self.report_every_s or first_token_at is None:
             return False
-        if told_at is None and self.is_read:
+        if reported_at is None and self.is_read:
             return True
-        return now - (told_at or first_token_at) >= self.tell_every_s
+        return now - (reported_at or first_token_at) >= self.report_every_s
 
     def length_max(self, start: int) -> int:
         """Return the length at which a sample with a prefix of `start` tokens stops by `length`."""

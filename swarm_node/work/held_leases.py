@@ -105,7 +105,7 @@ class HeldLeases:
         self._offered.difference_update(lease_ids)
         with trio.CancelScope(shield=True, deadline=trio.current_time() + RETURN_S):
             try:
-                await self._coordinator.give_back(ReturnLeases(lease_ids=tuple(lease_ids)))
+                await self._coordinator.return_leases(ReturnLeases(lease_ids=tuple(lease_ids)))
             except SwarmError as error:
                 log.info("cannot return %d leases; they will expire (%s)", len(lease_ids), error.code)
 
@@ -115,5 +115,8 @@ class HeldLeases:
 
     async def return_all(self) -> None:
         """Return every lease: the worker ends."""
-        turns, self._turns = self._turns, {}
-        await self.return_leases([*self.open, *sorted(self._offered), *turns])
+        lease_ids = [*self.open, *sorted(self._offered), *self._turns]
+        for lease_id in tuple(self.open):
+            self.close(lease_id)
+        self._turns = {}
+        await self.return_leases(lease_ids)

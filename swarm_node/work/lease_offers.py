@@ -2,6 +2,7 @@
 
 - A lease that cannot be completed in time, or pays too little, is never started (`lease_pacing`): it is returned.
 - A lease is in the lease log before it is started.
+- Leases that wait for the lease log when the owner's gate closes at once are returned.
 - A reply with other leases than were requested is an error of the coordinator: all of them are returned.
 - `no_work` is the reason for the owner why nothing is sampled; it is logged when it changes.
 """
@@ -80,12 +81,17 @@ class LeaseOffers:
             await self._leases.return_leases(offer.declined)
             self.pacing.pause(DECLINED_PAUSE_S)
         self.no_work = "" if offer.begun else offer.why
-        if offer.begun:
-            try:
-                await trio.to_thread.run_sync(self._lease_log.record, offer.begun)
-            except (DiskFull, LeaseClosed):
-                await self._leases.return_leases([lease.lease_id for lease in offer.begun])
-                raise
+        if not offer.begun:
+            return ()
+        lease_ids = [lease.lease_id for lease in offer.begun]
+        try:
+            await trio.to_thread.run_sync(self._lease_log.record, offer.begun)
+        except (DiskFull, LeaseClosed):
+            await self._leases.return_leases(lease_ids)
+            raise
+        if self._gate.decision.at_once:  # since then: they were not open, so `Worker.return_open` left them out
+            await self._leases.return_leases(lease_ids)
+            return ()
         return offer.begun
 
     def record_no_work(self, reason: Reason, *, turn_due: bool) -> None:

@@ -23,7 +23,7 @@ FOLDER = "refusals"
 _SUFFIX = ".refusal"
 
 
-class Refusal(Message):
+class Rejection(Message):
     """Rejection of one rollout."""
 
     lease_id: str
@@ -32,21 +32,21 @@ class Refusal(Message):
     """The signed envelope, as sent."""
 
 
-class Refusals:
+class Rejections:
     """Latest rejections of one round."""
 
     def __init__(self, folder: Path, kept_bytes_max: int = KEPT_MAX_BYTES) -> None:
         self._folder = folder
         self._kept_bytes_max = kept_bytes_max
 
-    def keep(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
+    def record(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
         """Store a rejection; a repetition is not written again."""
         before = self.find(lease_id)
         if before is not None and before.evidence == evidence:
             return
         with disk_named(self._folder.parent):
             (self._folder / "incoming").mkdir(parents=True, exist_ok=True)
-        data = Refusal(lease_id=lease_id, evidence=evidence, rollout=envelope).to_bytes()
+        data = Rejection(lease_id=lease_id, evidence=evidence, rollout=envelope).to_bytes()
         write_durably(self._folder / f"{lease_id}{_SUFFIX}", data, temp_folder=self._folder / "incoming")
         self._forget_old()
 
@@ -54,15 +54,15 @@ class Refusals:
         """Delete the rejection of a rollout that was accepted later."""
         (self._folder / f"{lease_id}{_SUFFIX}").unlink(missing_ok=True)
 
-    def find(self, lease_id: str) -> Refusal | None:
+    def find(self, lease_id: str) -> Rejection | None:
         """Return the rejection of a lease, if any."""
-        return next((refusal for refusal in self if refusal.lease_id == lease_id), None)
+        return next((rejection for rejection in self if rejection.lease_id == lease_id), None)
 
-    def __iter__(self) -> Iterator[Refusal]:
+    def __iter__(self) -> Iterator[Rejection]:
         """Iterate over the rejections, newest first."""
         for path in self._paths():
             try:
-                yield Refusal.from_bytes(path.read_bytes(), max_bytes=2 * limits.REQUEST_MAX_BYTES)
+                yield Rejection.from_bytes(path.read_bytes(), max_bytes=2 * limits.REQUEST_MAX_BYTES)
             except (SwarmError, OSError):
                 continue
 

@@ -42,7 +42,7 @@ from swarm_node.base.clock import now_ms
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.ledger.receipts import Claims
-from swarm_node.work.rejections import Refusals
+from swarm_node.work.rejections import Rejections
 
 _SUFFIX = ".rollout"
 
@@ -188,11 +188,11 @@ AddTurns = Callable[[Sequence[Lease]], Awaitable[None]]
 class Sender:
     """Sender of the outbox; call `wake` after adding a rollout."""
 
-    def __init__(self, coordinator: Coordinator, outbox: Outbox, claims: Claims, refusals: Refusals) -> None:
+    def __init__(self, coordinator: Coordinator, outbox: Outbox, claims: Claims, rejections: Rejections) -> None:
         self._coordinator = coordinator
         self._outbox = outbox
         self._claims = claims
-        self._refusals = refusals
+        self._rejections = rejections
         self._woken = trio.Event()
         self._begun = trio.Event()
         """Set when the rollouts so far are about to be sent."""
@@ -266,7 +266,7 @@ class Sender:
         for lease_id, verdict in judged:
             self._record(JudgedRollout(now_ms(), lease_id, claims.get(lease_id, ""), verdict))
             if verdict.outcome != "rejected":
-                await trio.to_thread.run_sync(self._refusals.forget, lease_id)  # from an earlier request
+                await trio.to_thread.run_sync(self._rejections.forget, lease_id)  # from an earlier request
             elif verdict.evidence is not None:
                 await trio.to_thread.run_sync(self._keep, lease_id, waiting[lease_id], verdict.evidence)
             await trio.to_thread.run_sync(self._outbox.remove, lease_id)
@@ -281,7 +281,7 @@ class Sender:
     def _keep(self, lease_id: LeaseId, envelope: bytes, rejection: RejectionEvidence) -> None:
         """Store the evidence of a rejection if the disk has space; log once while it has none."""
         try:
-            self._refusals.keep(lease_id, envelope, rejection)
+            self._rejections.record(lease_id, envelope, rejection)
             self._has_room = True
         except DiskFull as error:
             if self._has_room:

@@ -341,7 +341,7 @@ class Worker:
         self.leases.start(leases)
         self._stays |= self.leases.plays  # until the coordinator knows of no next turn
         sampler = policy.manifest.sampler
-        requests = [SampleRequest.from_lease(lease, sampler, tell_every_s=REPORT_EVERY_S) for lease in leases]
+        requests = [SampleRequest.from_lease(lease, sampler, report_every_s=REPORT_EVERY_S) for lease in leases]
         await self.engine.pool.submit(requests)
 
     async def _prepare_engine(self, leases: Sequence[Lease], policy: HeldVersion) -> Sequence[Lease]:

@@ -152,7 +152,7 @@ def played(coordinator: Coordinator, group_no: int) -> list[AcceptedTurn]:
 def undisturbed(policy: Path, first: Lease) -> list[WholeSample]:
     """The episodes that begin with this lease, played by one engine to their ends."""
     codec = PolicyCodec((policy / "tokenizer.json").read_text())
-    request = SampleRequest.from_lease(first, SAMPLER, tell_every_s=0.0)
+    request = SampleRequest.from_lease(first, SAMPLER, report_every_s=0.0)
     made = [WholeSample(b"", b"", b"")] * first.samples
     with Child(ENGINES["torch"].command(EngineOptions(threads=1))) as child:
         child.load(policy, first.version)

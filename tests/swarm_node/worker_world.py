@@ -61,7 +61,7 @@ class World:
         self.trouble: dict[str, SwarmError] = {}
         """Raised once, instead of what would be logged under this name."""
         self.before_end: Callable[[], None] = lambda: None
-        self.on_give_back: Callable[[], None] = lambda: None
+        self.on_return: Callable[[], None] = lambda: None
         self.on_wait: Callable[[float], None] = lambda patience_s: None
         self.on_wake: Callable[[], None] = lambda: None
         self.proof_ended = False
@@ -183,9 +183,9 @@ class World:
         stays = self.given < self.measures_until
         return LeaseReply(leases=leases, newest_version=1, reason=reason, retry_s=0.0, stays=stays)
 
-    async def give_back(self, message: ReturnLeases) -> None:
+    async def return_leases(self, message: ReturnLeases) -> None:
         self.note("back " + " ".join(str(int(lease, 16)) for lease in message.lease_ids))
-        self.on_give_back()
+        self.on_return()
 
     def start(self, lease: Lease) -> None:
         pass

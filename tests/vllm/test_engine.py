@@ -300,8 +300,8 @@ def test_what_was_sampled_is_counted_once(child: Child, policy: Path) -> None:
 
 def test_a_group_that_is_read_reports_each_token_once_and_no_other_does(child: Child, policy: Path) -> None:
     child.load(policy)
-    read = asked(PROMPTS[0], seed=7, is_read=True, tell_every_s=1e-4)
-    child.tell(Generate(requests=(read, asked(PROMPTS[1], seed=8, tell_every_s=1e-4))))
+    read = asked(PROMPTS[0], seed=7, is_read=True, report_every_s=1e-4)
+    child.tell(Generate(requests=(read, asked(PROMPTS[1], seed=8, report_every_s=1e-4))))
     grown: dict[int, bytes] = {}
     done: dict[str, tuple[Sample, ...]] = {}
     while len(done) < 2:

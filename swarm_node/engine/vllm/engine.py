@@ -72,13 +72,13 @@ class VllmGroup:
     prompt: list[int]
     samples: list[VllmSample] = field(default_factory=list)
     first_token_at: float | None = None
-    told_at: float | None = None
+    reported_at: float | None = None
     told: dict[int, int] = field(default_factory=dict)
     """Number of tokens reported, by sample."""
 
     def is_due(self, now: float) -> bool:
         """Return True if its new tokens are to be reported."""
-        is_due = self.request.is_report_due(now, first_token_at=self.first_token_at, told_at=self.told_at)
+        is_due = self.request.is_report_due(now, first_token_at=self.first_token_at, reported_at=self.reported_at)
         return self.request.is_read and not self.complete and is_due
 
     @property
@@ -251,7 +251,7 @@ class VllmEngine:
 
     def _grown(self, group: VllmGroup, now: float) -> GroupGrown:
         """Return the new tokens of a running group."""
-        group.told_at = now
+        group.reported_at = now
         grown = {number: sample.so_far(self._ends) for number, sample in enumerate(group.samples) if not sample.finish}
         return GroupGrown(request_id=group.request.request_id, parts=since(group.told, grown))
 

@@ -38,7 +38,7 @@ def sampled(policy: Path, dtype: str, leases: list[Lease]) -> list[tuple[Sample,
     """The samples of a node that gets all of these leases at once."""
     engine, done = TorchEngine(dtype=dtype), list[GroupDone]()
     engine.load(policy, 1)
-    wanted = [SampleRequest.from_lease(one, SAMPLER, tell_every_s=0.0) for one in leases]
+    wanted = [SampleRequest.from_lease(one, SAMPLER, report_every_s=0.0) for one in leases]
     named = [one.model_copy(update={"request_id": str(number)}) for number, one in enumerate(wanted)]
     engine.generate(named, done.append)
     return [group.samples for group in sorted(done, key=lambda group: int(group.request_id))]

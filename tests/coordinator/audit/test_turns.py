@@ -50,7 +50,7 @@ def played(policy: Path, request: pytest.FixtureRequest) -> tuple[Lease, tuple[S
 
     def sampled(lease: Lease) -> tuple[Sample, ...]:
         done = list[GroupDone]()
-        engine.generate([SampleRequest.from_lease(lease, SAMPLER, tell_every_s=0.0)], done.append)
+        engine.generate([SampleRequest.from_lease(lease, SAMPLER, report_every_s=0.0)], done.append)
         return done[0].samples
 
     second = turn_after(FIRST, sampled(FIRST))
@@ -109,7 +109,7 @@ def test_a_turn_that_was_taken_after_an_edited_observation_fails(
             )
         }
     )
-    engine.generate([SampleRequest.from_lease(easier, SAMPLER, tell_every_s=0.0)], done.append)
+    engine.generate([SampleRequest.from_lease(easier, SAMPLER, report_every_s=0.0)], done.append)
     assert judged(policy, case(policy, lease, done[0].samples)).outcome == AuditOutcome.HARD
     report = judged(policy, case(policy, lease, done[0].samples, signed=easier))
     assert [finding.rule for finding in report.findings] == ["form"]

@@ -164,17 +164,25 @@ def test_a_judge_without_a_budget_pauses_the_round_and_loses_nothing(
     paused = list[str]()
     requests_while_paused = list[int]()
 
+    def logged() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == group_scorer.__name__]
+
     def all_are_judged_after_the_pause() -> bool:
         trouble = world.run(scoring.trouble)
-        if trouble.get("down") and trouble["ms"] == world.now_ms:
+        is_paused = trouble.get("down") and trouble["ms"] == world.now_ms
+        # One process may be refused while the other's last call is on its way. After the budget was added, a refusal
+        # from before may still arrive, while new calls are made: so neither the calls nor the log are read then.
+        if is_paused and len(paused) < 3 and len(fake.requests) >= 3:
             requests_while_paused.append(len(fake.requests))
             paused.append(world.run(health.figures, None, 1)["alarm"])
             world.now_ms += 1  # the next look is another one
             if len(paused) == 3:
                 assert "verifier_error" not in states(world).values()
+                assert len(logged()) == 1, logged()
                 add = ["task", "budget", str(tmp_path / "judge"), "--calls", "100"]
                 subprocess.run([script("swarm-coordinator"), *add], check=True, capture_output=True)
-        return "unscored" not in states(world).values()
+        # The scorer logs after the store has the last rewards.
+        return "unscored" not in states(world).values() and "groups are judged again" in logged()[-1]
 
     async def work() -> None:
         app = web.Application()
@@ -197,9 +205,6 @@ def test_a_judge_without_a_budget_pauses_the_round_and_loses_nothing(
     assert set(requests_while_paused) == {3}
     assert world.run(scoring.trouble)["down"] is False
     assert world.run(scoring.trouble)["groups"] == 0
-    logged = [record.message for record in caplog.records]
-    assert len(logged) == 2, logged
-    assert "groups are judged again" in logged[1]
     batch = world.batch(1)
     assert batch is not None
     assert {sample.reward for group in batch.groups for sample in group.samples} == {0.5}

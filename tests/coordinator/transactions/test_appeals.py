@@ -66,7 +66,7 @@ def appeal(world: World, key: NodeKey, about: str, reason: str = "My card is sou
 
 def rule(world: World, number: int = 1, outcome: Ruled = "granted", code: str = "fault_refuted") -> dict[str, Any]:
     """Rule on an appeal of this round, by default the first; return the result."""
-    given: dict[str, Any] = {"given_by": "me", "rules": world.audits.settings, "now_ms": world.now_ms}
+    given: dict[str, Any] = {"given_by": "me", "audit": world.audits.settings, "now_ms": world.now_ms}
     done: dict[str, Any] = world.run(appeals.rule, called(world, number), outcome, code, "We looked again.", **given)
     return done
 

@@ -126,7 +126,7 @@ class Escrow(RuleBasedStateMachine):
         said = Appeal(round_id=ROUND, about=data.draw(st.sampled_from(mine)), reason="")
         envelope = seal_appeal(key, said)
         reply = self.world.run(appeals.record_appeal, envelope, round_id=ROUND, now_ms=self.world.now_ms)
-        given = {"given_by": "me", "rules": RULES, "now_ms": self.world.now_ms}
+        given = {"given_by": "me", "audit": RULES, "now_ms": self.world.now_ms}
         done = self.world.run(appeals.rule, reply.number, outcome, "because", "", **given)
         after = self.states()
         paid = {claim for claim in before if before[claim] != after[claim]}

@@ -14,7 +14,7 @@ from swarm_node.engine.messages import GroupDone, GroupGrown, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 
-TELL_AT_ONCE = 1e-9
+REPORT_AT_ONCE = 1e-9
 
 
 def engine_for(policy: Path, slots: int = 64) -> TorchEngine:
@@ -55,7 +55,7 @@ def test_what_is_gone_on_with_equals_what_is_sampled_in_one_go(
 
 def test_what_is_told_and_what_comes_after_it_make_the_whole(policy: Path) -> None:
     """A node is lost after each step in turn: another goes on from what the last word said."""
-    wanted = asked(PROMPTS[2], 3, tell_every_s=TELL_AT_ONCE)
+    wanted = asked(PROMPTS[2], 3, report_every_s=REPORT_AT_ONCE)
     (alone,) = sample(engine_for(policy), asked(PROMPTS[2], 3)).values()
     losing = engine_for(policy)
     losing.add(wanted)
@@ -82,8 +82,8 @@ def test_what_is_told_and_what_comes_after_it_make_the_whole(policy: Path) -> No
 
 def test_the_first_tokens_that_a_caller_reads_are_reported_before_the_next_are_drawn(policy: Path) -> None:
     engine, later = engine_for(policy), 60.0
-    engine.add(asked(PROMPTS[2], 3, samples=2, tell_every_s=later, is_read=True))
-    engine.add(asked(PROMPTS[1], 4, samples=2, tell_every_s=later))
+    engine.add(asked(PROMPTS[2], 3, samples=2, report_every_s=later, is_read=True))
+    engine.add(asked(PROMPTS[1], 4, samples=2, report_every_s=later))
     (grown,) = engine.step()
     assert isinstance(grown, GroupGrown)
     assert [(part.sample, part.start, len(part.tokens) // 4) for part in grown.parts] == [(0, 0, 1), (1, 0, 1)]
@@ -131,7 +131,7 @@ def test_prefixes_that_cannot_be_are_refused_by_name(policy: Path, bad: tuple[Pr
 
 def test_the_end_token_is_part_of_what_is_told(policy: Path) -> None:
     engine = engine_for(policy)
-    request: SampleRequest = asked(PROMPTS[1], samples=32, max_new_tokens=60, tell_every_s=TELL_AT_ONCE)
+    request: SampleRequest = asked(PROMPTS[1], samples=32, max_new_tokens=60, report_every_s=REPORT_AT_ONCE)
     engine.add(request)
     parts = []
     while engine.busy:

@@ -88,7 +88,7 @@ def test_a_request_has_the_temperature_of_its_lease(own: float | None) -> None:
         expires_ms=0,
         temperature=own,
     )
-    request = SampleRequest.from_lease(lease, Sampler(temperature=0.7, max_new_tokens=5), tell_every_s=0.0)
+    request = SampleRequest.from_lease(lease, Sampler(temperature=0.7, max_new_tokens=5), report_every_s=0.0)
     assert (request.temperature, request.own_temperature) == (0.7, own)
 
 

@@ -39,7 +39,9 @@ class Permit(NamedTuple):
 PAUSED, HOT, LATE = Permit(False, at_once=True), Permit(False, at_once=True, keep_engine=True), Permit(False)
 
 
-def request(name: str, *, max_new_tokens: int = 4, samples: int = 2, seed: int = 1, tell_s: float = 0) -> SampleRequest:
+def request(
+    name: str, *, max_new_tokens: int = 4, samples: int = 2, seed: int = 1, report_every_s: float = 0
+) -> SampleRequest:
     return SampleRequest(
         request_id=name,
         version=1,
@@ -48,7 +50,7 @@ def request(name: str, *, max_new_tokens: int = 4, samples: int = 2, seed: int =
         samples=samples,
         max_new_tokens=max_new_tokens,
         temperature=1.0,
-        tell_every_s=tell_s,
+        report_every_s=report_every_s,
     )
 
 
@@ -179,7 +181,7 @@ async def test_a_card_whose_hours_end_finishes_what_it_has(policy: Path) -> None
 
 async def test_a_moved_group_continues_after_what_it_has_reported(policy: Path) -> None:
     """So the coordinator, which has the reports, gets a claim that agrees with them."""
-    wanted = request("told", max_new_tokens=300, samples=8, tell_s=0.05)
+    wanted = request("told", max_new_tokens=300, samples=8, report_every_s=0.05)
     with trio.fail_after(DEADLINE_S):
         async with open_pool(COMMAND, CARDS[:1]) as pool:
             await pool.load(policy, 1)

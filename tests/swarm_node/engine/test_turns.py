@@ -117,11 +117,11 @@ def test_a_turn_reports_no_fragments(make: Make, policy: Path) -> None:
         expires_ms=0,
         turn_tokens_max=5,
     )
-    assert SampleRequest.from_lease(lease, sampler, tell_every_s=1e-9).tell_every_s == 0.0
+    assert SampleRequest.from_lease(lease, sampler, report_every_s=1e-9).report_every_s == 0.0
     ordinary = lease.model_copy(update={"turn_tokens_max": 0})
-    assert SampleRequest.from_lease(ordinary, sampler, tell_every_s=1e-9).tell_every_s
+    assert SampleRequest.from_lease(ordinary, sampler, report_every_s=1e-9).report_every_s
     engine = loaded(make, policy)
-    engine.add(SampleRequest.from_lease(lease, sampler, tell_every_s=1e-9))
+    engine.add(SampleRequest.from_lease(lease, sampler, report_every_s=1e-9))
     said = []
     while engine.busy:
         said += engine.step()

@@ -38,7 +38,7 @@ class World:
         self.error: Exception | None = None
         self.leases = HeldLeases(cast(Any, self), cast(Any, self))
 
-    async def give_back(self, message: ReturnLeases) -> None:
+    async def return_leases(self, message: ReturnLeases) -> None:
         await trio.sleep(self.answer_s)
         if self.error:
             raise self.error
@@ -93,7 +93,10 @@ async def test_every_lease_is_returned_at_the_end() -> None:
     leases.start([lease(1)])
     leases.add_turn(lease(3, turn_tokens_max=4))
     await leases.return_all()
-    assert world.returned == [[1, 2, 3]]
+    await leases.return_all()
+    assert world.returned == [[1, 2, 3]], "and nothing twice"
+    assert not leases.open
+    assert world.reported == set()
 
 
 async def test_a_coordinator_without_an_answer_delays_no_end(autojump_clock: MockClock) -> None:

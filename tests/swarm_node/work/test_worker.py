@@ -83,7 +83,7 @@ async def test_an_engine_that_failed_comes_back_with_the_newest_version_whatever
     def publish() -> None:
         world.ready = policy(2)
 
-    world.on_give_back = publish
+    world.on_return = publish
     world.trouble = {"submit 0 1 2 3": EngineFailed("gone")}
     assert (await world.run())[:4] == ["load v1", "lease v1", "back 0 1 2 3", "load v2"]
 
@@ -146,7 +146,7 @@ async def test_a_group_that_fails_goes_back_alone() -> None:
 async def test_a_full_disk_gives_back_all_that_is_open() -> None:
     world = World(leases=8)
     world.trouble = {"store 1": DiskFull("full")}
-    world.on_give_back = world.worker.finished.set
+    world.on_return = world.worker.finished.set
     log = await world.run()
     assert log == ["load v1", "lease v1", "submit 0 1 2 3", "end 0", "store 0", "end 1", "back 1 2 3"]
 

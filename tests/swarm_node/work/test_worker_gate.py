@@ -1,9 +1,12 @@
 """The worker and its owner: the gate, the floor, and leases that are better declined."""
 
+from collections.abc import Sequence
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from protocol.work.lease import Lease
 from swarm_node.work.lease_offers import DECLINED_PAUSE_S
 from tests.swarm_node.worker_world import DEADLINE_S, World, answered
 
@@ -72,6 +75,23 @@ async def test_an_owner_who_needs_the_machine_gets_it_in_the_middle_of_groups() 
     assert sorted(world.log[3:6]) == ["back 1 2 3", "end 0", "store 0"], "what was on its way to the disk is sent"
     assert world.log[6:] == ["engine rests", "wait for the gate"]
     assert world.worker.phase == "resting"
+
+
+async def test_leases_that_are_being_logged_when_the_owner_pauses_are_returned() -> None:
+    world = World(leases=8)
+    real_record, real_note = world.record, world.note
+
+    def pause(leases: Sequence[Lease]) -> None:
+        real_record(leases)
+        trio.from_thread.run_sync(world.decide, "paused")  # nothing is open yet: `return_open` would return nothing
+
+    def end(what: str) -> None:
+        real_note(what)
+        if what == "wait for the gate":
+            world.finishing = True
+
+    world.record, world.note = pause, end  # type: ignore[method-assign]  # as above
+    assert await world.run() == ["load v1", "lease v1", "back 0 1 2 3", "engine rests", "wait for the gate"]
 
 
 async def test_a_node_that_finishes_ends_with_its_last_group() -> None:

@@ -271,7 +271,7 @@ async def test_a_turn_that_comes_while_a_newer_version_waits_is_begun_first(mock
 async def test_an_engine_that_fails_with_a_turn_returns_it_and_no_older_version_is_waited_for() -> None:
     world = Games()
     world.replies_with(turn(0))
-    world.on_give_back = world.publish
+    world.on_return = world.publish
     world.trouble = {"submit 0": EngineFailed("gone")}
     assert await world.run() == ["load v1", "lease v1", "back 0", "load v2", "lease v2"]
 

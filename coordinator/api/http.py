@@ -29,6 +29,7 @@ from pydantic import BaseModel, ValidationError
 from coordinator.api.guard import BODIES, BOUNDS
 from coordinator.base.clock import now_ms
 from coordinator.base.files import ArrivingFile
+from coordinator.base.urls import host_of_url
 from coordinator.config import Config
 from coordinator.service.round import Round
 from coordinator.transactions import registry
@@ -101,8 +102,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 def own_hosts(config: Config) -> frozenset[str] | None:
     """Return the host names of a round that is not on the internet; None for one that is."""
     section = config.round
-    urls = (section.join_string(""), f"//{section.listen}", f"//{section.tls_listen}")
-    hosts = [urlsplit(url).hostname or "" for url in urls]
+    hosts = [host_of_url(url) for url in (section.join_string(""), section.listen, section.tls_listen)]
     return None if is_public_host(hosts[0]) else frozenset((*hosts, *section.hosts))
 
 

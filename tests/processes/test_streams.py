@@ -1,6 +1,7 @@
 """A caller reads an answer while a real node samples it; kill -9 that node, and another one goes on with the text."""
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,18 @@ class Reading(NamedTuple):
     last: dict[str, Any]
 
 
+def kill_at_work(coordinator: Coordinator, nodes: dict[str, Program]) -> str:
+    """Kill the node that samples, and return its name. Both are stopped before, so that neither sends the answer."""
+    for node in nodes.values():
+        node.process.send_signal(signal.SIGSTOP)
+    if killed := at_work(coordinator, nodes):
+        nodes[killed].kill()
+    for name, node in nodes.items():
+        if name != killed:
+            node.process.send_signal(signal.SIGCONT)
+    return killed
+
+
 def read_and_kill(coordinator: Coordinator, key: str, nodes: dict[str, Program]) -> Reading:
     """Read a stream; at its first part kill the node that samples. The answer may be whole by then: nobody dies."""
     tokens, parts, killed, last = list[int](), 0, "", dict[str, Any]()
@@ -93,8 +106,8 @@ def read_and_kill(coordinator: Coordinator, key: str, nodes: dict[str, Program])
                 continue
             tokens += choice["token_ids"]
             parts += bool(choice["token_ids"])
-            if parts == 1 and not killed and (killed := at_work(coordinator, nodes)):
-                nodes[killed].kill()
+            if parts == 1 and not killed:
+                killed = kill_at_work(coordinator, nodes)
             last = choice
     return Reading(tokens, parts, killed, last)
 

@@ -112,7 +112,7 @@ def entries_bytes(run: CommittedRun, groups: tuple[TrainingGroup, ...]) -> int:
 def main(scratch: Path) -> int:
     no_options(__doc__)
     quick = quick_from_environment()
-    rounds, groups = (2, make_batch(2, 4, 32, 64)) if quick else (5, make_batch(8, 8, 64, 192))
+    rounds, groups = (2, make_batch(2, 4, 32, 64)) if quick else (3, make_batch(4, 4, 64, 128))
     torch.set_num_threads(1)
     tokens = sum(len(sample.tokens) // 4 for group in groups for sample in group.samples)
     run = CommittedRun(scratch / "round")
@@ -130,7 +130,7 @@ def main(scratch: Path) -> int:
     kept = checkpoint.newest(run.folder / "checkpoints")
     assert kept is not None
     run.roots.append(run.crew.rooting()())
-    for _ in range(min(rounds, 3)):
+    for _ in range(rounds):
         run.crew.restore(kept)
         bench.measure("the replayed update", run.update(groups, is_committed=False)[0], unit="s")
         after = run.crew.rooting()()

@@ -1,5 +1,6 @@
 """Prometheus's own tool checks the alarms, and plays healthy and broken rounds against them."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from coordinator.reports.alarms import CRITICAL
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "installers" / "monitoring" / "alerts.yaml"
+DASHBOARD = RULES.with_name("grafana.json")
 TEST = Path(__file__).with_name("alerts.test.yaml")
 
 
@@ -41,3 +43,16 @@ def test_a_rule_that_looks_at_too_little_fails_the_played_rounds(tmp_path: Path)
         ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert ran.returncode != 0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_reads_every_expression_of_the_dashboard(tmp_path: Path) -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    assert len(expressions) > 50
+    assert all('instance=~"$instance"' in expression for expression in expressions), "of the coordinator that is chosen"
+    records = [{"record": f"shown:{number}", "expr": expr} for number, expr in enumerate(expressions)]
+    rules = tmp_path / "shown.yaml"
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": records}]}))
+    ran = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

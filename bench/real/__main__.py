@@ -9,7 +9,8 @@
   same completions of the real model, all weights in float32, DAPO's token mean, gradient checkpointing, one optimizer
   step. The whole batch at once, and 8 samples at once. Unless both come to the same loss and gradient, the bench ends.
 - `versions`: bytes of a version as a patch and as an adapter against the whole.
-- `curve`, only if it is named (`ARGS="--parts curve"`): see `bench.real.curve`; it takes an hour.
+- Only if they are named (`ARGS="--parts moments"`), and described in modules of their own in `bench.real`: `moments`, ten
+  minutes; `bound`, half an hour; `curve`, an hour.
 """
 
 import argparse
@@ -22,12 +23,12 @@ from transformers.utils import logging as transformers_logging
 
 from bench.delta import LORA_RANK, Run, measure_adapters, measure_run
 from bench.harness import ROOT, Bench, quick_from_environment
-from bench.real import curve, sampling, training
+from bench.real import bound, curve, moments, sampling, training
 from bench.vllm.__main__ import VARIABLE
 
 FOLDER = Path(os.environ.get("SWARM_SMOLLM2", ROOT / ".venv-real" / "smollm2"))
 
-PARTS = ("sampling", "update", "versions", "curve")
+PARTS = ("sampling", "update", "versions", "moments", "bound", "curve")
 
 FULL_RATE = 2e-6
 """The learning rate of `examples/smollm2.toml`."""
@@ -56,7 +57,9 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=2 if quick else 4, help="of an update, of eight samples")
     parser.add_argument("--tokens", type=int, default=32 if quick else 128, help="of a completion that is trained on")
     parser.add_argument("--versions", type=int, default=1 if quick else 3)
-    parser.add_argument("--updates", type=int, default=2 if quick else 30, help="of each arm of the curve")
+    parser.add_argument(
+        "--updates", type=int, default=2 if quick else 30, help="of each arm of moments, bound and curve"
+    )
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 4] if quick else list(curve.STALENESS))
     options = parser.parse_args()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers annotates half
@@ -86,6 +89,10 @@ def main() -> int:
             training.measure(bench, folder, batches, threads=options.threads, tokens=options.tokens)
         if "versions" in options.parts:
             measure_versions(bench, folder, scratch, options.versions)
+        if "moments" in options.parts:
+            moments.measure(bench, folder, scratch, options.updates)
+        if "bound" in options.parts:
+            bound.measure(bench, folder, scratch, max(options.updates, bound.UNCOUNTED + 1))
         if "curve" in options.parts:
             curve.measure(bench, folder, scratch, options.staleness, options.updates)
     return bench.finish()

@@ -54,7 +54,9 @@ def measure(bench: Bench, model: Path, scratch: Path, updates: int) -> None:
     gained = exact[0] - exact[-1]
     bench.measure("moments: gain with float32", gained, unit="nats a token")
     bench.measure("moments: curves apart, at most", 100 * float(np.abs(small - exact).max()) / gained, unit="% of it")
-    bench.goal("moments: losses after the last update apart", abs(small[-1] - exact[-1]) / gained, at_most=APART_MAX)
+    bench.goal(
+        "moments: losses after the last update apart", float(abs(small[-1] - exact[-1]) / gained), at_most=APART_MAX
+    )
 
 
 def _batch(tokenizer: Any, rows: Sequence[Mapping[str, Any]], update: int) -> list[TrainingGroup]:

@@ -5,8 +5,8 @@
 - The disk is a file of this one behind a loop device, whose writes the kernel holds back (`blkio` of cgroups v1): for
   root, on Linux. Everything of the round lies on it: checkpoints, versions, uploads, chunks, store.
 - `learner/outgoing_s` of each update says how long the loop stood still. The learner also logs how long each version
-  took: from that follows the share if the loop waited for each version to its end. The store shares the disk, so requests
-  for batches wait for it, too; that is printed, and not judged.
+  took: from that follows the share if the loop waited for each version to its end. The store shares the disk, so
+  requests for batches wait for it, too; that is printed, and not judged.
 """
 
 import argparse

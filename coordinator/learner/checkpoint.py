@@ -3,10 +3,10 @@
     000000012/     .metadata · __0_0.distcp · __1_0.distcp · …     tensors, a file from each rank
                    beside                                          plain values, by rank 0
 
-- It is written as a draft in two steps: `write` hands the bytes to the system, so that weights may change, and the
-  function that it returns syncs every file and renames the draft. Older ones are removed last, except those that a replay
-  of a drawn update or a retraction begins with (`needed`). At any moment the newest name is that of a whole checkpoint.
-  A draft that a kill left is overwritten by the next.
+- It is written as a draft in two steps: `write` hands the bytes to the system, so that weights may change, and the job
+  that it returns syncs every file and renames the draft. Older ones are removed last, except those that a replay of a
+  drawn update or a retraction begins with (`needed`). At any moment the newest name is that of a whole checkpoint. A
+  draft that a kill left is overwritten by the next.
 - Its name is the number of updates: an existing checkpoint of that name has the same state.
 - Any number of ranks can read what any other number wrote: the format is that of `torch.distributed.checkpoint`.
 - Reading a checkpoint runs no code from it: it returns tensors and plain values only. An auditor reads those of
@@ -112,7 +112,7 @@ def write(
     drawn: Collection[int] | None = None,
     dense: int = 0,
 ) -> Callable[[], None]:
-    """Write the checkpoint after `number` updates; return the job of rank 0 that makes it durable and gives it its name.
+    """Write the checkpoint after `number` updates; return the job that makes it durable and names it.
 
     Several ranks sync their files at once, as they may be on several machines.
     """

@@ -4,8 +4,9 @@
 
 - A checkpoint is durable before its version is published: after a crash in between, the same bytes are published.
 - Both run in parallel with the next updates, one version at a time (see `outgoing`). No weight changes before the
-  checkpoint is written; the disk may still be syncing it. So a kill costs the updates since the last durable checkpoint,
-  at most 2 kappa. Nodes sample with the published versions that they hold, so S is kept however long a publication takes.
+  checkpoint is written; the disk may still be syncing it. So a kill costs the updates since the last durable
+  checkpoint, at most 2 kappa. Nodes sample with the published versions that they hold, so S is kept however long a
+  publication takes.
 - A checkpoint holds weights, optimizer, random state, the number of the update, which names the next batch, and the
   version and the ledger's head at that time. A round that is behind them is refused.
 - A resumed learner reads the last checkpoint and requests the batches after it again: the coordinator returns the same

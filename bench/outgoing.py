@@ -5,7 +5,8 @@
 - The disk is a file of this one behind a loop device, whose writes the kernel holds back (`blkio` of cgroups v1): for
   root, on Linux. Everything of the round lies on it: checkpoints, versions, uploads, chunks, store.
 - `learner/outgoing_s` of each update says how long the loop stood still. The learner also logs how long each version
-  took: from that follows the share if the loop waited for each version to its end.
+  took: from that follows the share if the loop waited for each version to its end. The store shares the disk, so
+  requests for batches wait for it, too; that is printed, and not judged.
 """
 
 import argparse
@@ -125,6 +126,9 @@ def main() -> int:
     for before, row in zip(ended[UNCOUNTED - 1 :], counted, strict=False):
         bench.measure("an update, all told", row["seconds"] - before, unit="s")
         bench.measure("of it, standing still for a version", row["learner/outgoing_s"], unit="s")
+    waits = re.findall(r" update=(\d+)/\d+ .*\bwait_s=(\S+)", log)
+    for waited in [float(waited) for update, waited in waits if UNCOUNTED < int(update) <= options.updates]:
+        bench.measure("beside it, waiting for a batch", waited, unit="s")
     out = [(int(update), float(taken)) for update, taken in re.findall(r"published .* update=(\d+) seconds=(\S+)", log)]
     took = [taken for update, taken in out if UNCOUNTED <= update < options.updates]
     for taken in took:

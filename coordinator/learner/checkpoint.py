@@ -3,9 +3,10 @@
     000000012/     .metadata · __0_0.distcp · __1_0.distcp · …     tensors, a file from each rank
                    beside                                          plain values, by rank 0
 
-- It is written as a draft with every file synced, then renamed; older ones are removed last, except those that a replay
-  of a drawn update or a retraction begins with (`needed`). At any moment the newest name is that of a whole checkpoint.
-  A draft that a kill left incomplete is overwritten by the next.
+- It is written as a draft in two steps: `write` hands the bytes to the system, so that weights may change, and the job
+  that it returns syncs every file and renames the draft. Older ones are removed last, except those that a replay of a
+  drawn update or a retraction begins with (`needed`). At any moment the newest name is that of a whole checkpoint. A
+  draft that a kill left is overwritten by the next.
 - Its name is the number of updates: an existing checkpoint of that name has the same state.
 - Any number of ranks can read what any other number wrote: the format is that of `torch.distributed.checkpoint`.
 - Reading a checkpoint runs no code from it: it returns tensors and plain values only. An auditor reads those of
@@ -16,8 +17,9 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -109,22 +111,32 @@ def write(
     ranks: Ranks,
     drawn: Collection[int] | None = None,
     dense: int = 0,
-) -> None:
-    """Write the checkpoint after `number` updates; it is durable when this returns on rank 0."""
+) -> Callable[[], None]:
+    """Write the checkpoint after `number` updates; return the job that makes it durable and names it.
+
+    Several ranks sync their files at once, as they may be on several machines.
+    """
     final = folder / f"{number:09d}"
     draft = final.with_suffix(".new")
     if ranks.broadcast(final.exists()):
-        return
+        return _nothing
     if ranks.first:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
     ranks.meet()
     with _quiet():
-        save(tensors, storage_writer=FileSystemWriter(draft, sync_files=True), no_dist=ranks.size == 1)
+        writer = FileSystemWriter(draft, sync_files=ranks.size > 1)
+        save(tensors, storage_writer=writer, no_dist=ranks.size == 1)
     if not ranks.first:
-        return
+        return _nothing
     (draft / BESIDE).write_bytes(canonical.encode(beside))
-    sync(draft / BESIDE)
+    return partial(_settle, draft, final, drawn, dense)
+
+
+def _settle(draft: Path, final: Path, drawn: Collection[int] | None, dense: int) -> None:
+    folder = final.parent
+    for path in draft.iterdir():
+        sync(path)
     sync(draft)
     draft.rename(final)
     sync(folder)  # the rename itself must survive a power cut
@@ -132,6 +144,10 @@ def write(
     for path in folder.iterdir():
         if not (path.name.isdigit() and int(path.name) in keep):
             shutil.rmtree(path)
+
+
+def _nothing() -> None:
+    """Do nothing: this checkpoint is durable, or another rank makes it so."""
 
 
 def read_beside(path: Path) -> dict[str, Any]:

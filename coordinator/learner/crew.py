@@ -81,11 +81,14 @@ class Crew:
 
     def save(self, **beside: Any) -> None:
         """Write a checkpoint with these plain values."""
-        self.saving(**beside)()
+        self.saving(**beside)()()
 
-    def saving(self, **beside: Any) -> Job:
-        """Return the job that writes a checkpoint of this moment; it must run before any weight changes."""
-        job: Job = self._together("save", beside)
+    def saving(self, **beside: Any) -> Callable[[], Job]:
+        """Return the job that writes a checkpoint of this moment; it must run before any weight changes.
+
+        It returns the job that makes the checkpoint durable.
+        """
+        job: Callable[[], Job] = self._together("save", beside)
         return job
 
     def rooting(self) -> Callable[[], str]:
@@ -149,8 +152,12 @@ class Crew:
     def _train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         return self.policy.train_step(groups)
 
-    def _save(self, beside: dict[str, Any]) -> Job:
-        return self._left(self.policy.saving(self._checkpoints, **beside))
+    def _save(self, beside: dict[str, Any]) -> Callable[[], Job]:
+        job = self.policy.saving(self._checkpoints, **beside)
+        if self._ranks.size == 1:
+            return job
+        settle = job()
+        return lambda: settle
 
     def _root(self) -> Callable[[], str]:
         job = self.policy.rooting()

@@ -3,9 +3,10 @@
     a version is due when the policy is kappa updates ahead of the newest one, and after the last update
 
 - A checkpoint is durable before its version is published: after a crash in between, the same bytes are published.
-- Both run in parallel with the next update, one version at a time (see `outgoing`). No weight changes before the
-  checkpoint is durable: a kill costs no more updates than if the loop waited. Nodes sample with the published versions
-  that they hold, so S is kept however long a publication takes.
+- Both run in parallel with the next updates, one version at a time (see `outgoing`). No weight changes before the
+  checkpoint is written; the disk may still be syncing it. So a kill costs the updates since the last durable
+  checkpoint, at most 2 kappa. Nodes sample with the published versions that they hold, so S is kept however long a
+  publication takes.
 - A checkpoint holds weights, optimizer, random state, the number of the update, which names the next batch, and the
   version and the ledger's head at that time. A round that is behind them is refused.
 - A resumed learner reads the last checkpoint and requests the batches after it again: the coordinator returns the same
@@ -29,7 +30,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -271,17 +272,22 @@ class Learner:
         self._tracker.measured(state.evaluated)
         self._version = state.newest_version
         with self._outgoing.standing_still():
-            save, write, send = self._saving(state), _nothing, _nothing
+            save, write, publish = self._saving(state), _nothing, _nothing
             if not state.newest_version or state.newest_update < self._policy.update:
-                write, send = self._publishing(state.newest_version + 1)
+                write, publish = self._publishing(state.newest_version + 1)
+        settle = [_nothing]
 
         def read() -> None:
-            save()
+            settle[0] = save()
             write()
+
+        def send() -> None:
+            settle[0]()
+            publish()
 
         self._outgoing.start(read, send)
 
-    def _saving(self, state: LearnerState) -> Job:
+    def _saving(self, state: LearnerState) -> Callable[[], Job]:
         """Return the job that writes a checkpoint with the state of the round; its update names the next batch."""
         return self._crew.saving(
             version=state.newest_version,

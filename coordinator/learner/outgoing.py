@@ -2,11 +2,13 @@
 
     read     the canary is scored, and the checkpoint and the version's files are written: weights and moments must not
              change meanwhile
-    send     the version is uploaded and published: only its files are needed
+    send     the checkpoint is synced and named, then the version is uploaded and published: only files are needed
 
-- Nothing is copied. Weights and moments change only in an optimizer step, which waits until they are read
-  (`wait_until_read`); the forward and backward passes before it run in parallel with the reading.
-- The thread keeps the order of its steps, so after a kill the disk has the same state as if the loop waited for each.
+- No copy is made in the process. The system takes written bytes into its cache as fast as memory, up to its limit for
+  unsynced bytes (on Linux 15 % of the free memory); beyond that, writing is as slow as the disk.
+- Weights and moments change only in an optimizer step, which waits until they are read (`wait_until_read`); the forward
+  and backward passes before it run in parallel with the reading.
+- The thread keeps the order of its steps: a version is never published before its checkpoint is durable.
 - An error on the thread is raised in the loop: while it waits for a batch (`check`), before weights change, and before
   the next version is started.
 - When the loop ends by an error, it waits for the thread for some seconds only: the process may end at any step.

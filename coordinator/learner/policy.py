@@ -358,14 +358,15 @@ class TrainedPolicy:
 
     def save(self, folder: Path, **beside: Any) -> None:
         """Write a checkpoint: all that the next update depends on, and the plain values in `beside`."""
-        self.saving(folder, **beside)()
+        self.saving(folder, **beside)()()
 
     def saving(
         self, folder: Path, drawn: Collection[int] | None = None, dense: int = 0, **beside: Any
-    ) -> Callable[[], None]:
+    ) -> Callable[[], Callable[[], None]]:
         """Return the job that writes a checkpoint of this moment; it must run before any weight changes.
 
-        `drawn` and `dense` say which older checkpoints are kept (`checkpoint.needed`).
+        It returns the job that makes the checkpoint durable, which does not read the weights. `drawn` and `dense` say
+        which older checkpoints are kept (`checkpoint.needed`).
         """
         beside |= {"update": self.update, "steps": self.steps}
         return partial(checkpoint.write, folder, self.update, self._tensors(), beside, self._ranks, drawn, dense)

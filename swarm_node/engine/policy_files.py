@@ -17,6 +17,9 @@ from protocol.errors import PatchInvalid
 from protocol.policy import adapter, model_config, tensors
 from protocol.policy.manifest import POLICY_SUFFIXES
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""The names of the number of experts in the config.json of different architectures."""
+
 PolicyFiles = frozenset[tuple[str, int, int, int, int]]
 """The name, device, number, size and time of change of each file of a policy folder."""
 
@@ -35,6 +38,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = _read_object(folder / "config.json")
     model_config.require_plain(config)
     return config
+
+
+def has_experts(config: dict[str, Any]) -> bool:
+    """Return True if a policy with this config.json is a mixture of experts."""
+    text = config.get("text_config")
+    parts = (config, text if isinstance(text, dict) else {})
+    return any(isinstance(part.get(name), int) and part[name] > 1 for part in parts for name in EXPERT_COUNTS)
 
 
 def require_layers(folder: Path, config: dict[str, Any]) -> None:

@@ -47,12 +47,12 @@ def resumed_at(coordinator: Coordinator, log_before: str) -> int:
 
 
 def last_checkpoints(coordinator: Coordinator) -> set[int]:
-    """Return the possible last checkpoints: the last multiple of kappa, or the one before while that is being saved."""
+    """Return the possible last checkpoints: the last multiple of kappa, or the one before until that is synced."""
     with coordinator.copy_of_store() as connection:
         reported = connection.execute(sa.text("SELECT MAX(batch) FROM batches WHERE reported_ms IS NOT NULL")).scalar()
     assert reported
     newest = reported // KAPPA * KAPPA
-    return {newest, newest - KAPPA} if reported == newest else {newest}
+    return {newest, newest - KAPPA}
 
 
 def assert_versions_and_batches_are_whole(coordinator: Coordinator) -> None:

@@ -4,7 +4,8 @@
   has ended.
 - A sample that another node began, or a turn of an episode, is a request whose prompt ends with the prefix; it draws
   from the next position.
-- A swap copies the new weights into the existing model; another configuration restarts vLLM.
+- A swap copies the new weights into the existing model; another configuration restarts vLLM. So does every version of a
+  mixture of experts, whose weights vLLM's kernels permute after they are loaded.
 - Out of memory: vLLM is rebuilt for half as many samples at once, and running samples are restarted; their tokens
   depend only on the seed. A sample that does not fit alone fails with its own error.
 - After any other failure in a step the state of vLLM is unknown: the process exits, and the agent starts another.
@@ -27,7 +28,7 @@ from protocol.work.rollout import Sample, end_tokens, pack_logprobs, pack_tokens
 from swarm_node.engine import canary
 from swarm_node.engine.groups import check_prefixes, opened, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
-from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
+from swarm_node.engine.policy_files import has_experts, read_config, read_generation_config, require_layers
 from swarm_node.engine.vllm.model import ROWS_MAX, NewTokens, VllmModel
 from swarm_node.engine.vllm.step_times import StepTimes
 
@@ -139,7 +140,7 @@ class VllmEngine:
             config = read_config(folder)
             require_layers(folder, config)
             ends = end_tokens(config, read_generation_config(folder))
-            rebuilt = model is None or config != self._config or not model.swap(folder)
+            rebuilt = model is None or config != self._config or has_experts(config) or not model.swap(folder)
             if model is None or rebuilt:
                 if model is not None:
                     model.close()  # before the next is built: two may not fit

@@ -37,7 +37,7 @@ top, size, ranks = Path(sys.argv[1]), 100_000, Ranks()
 
 def write(folder, update):
     w = torch.full((size // 4,), float(update))
-    checkpoint.write(folder, update, {"w": w}, {"update": update, "steps": 0}, ranks)
+    checkpoint.write(folder, update, {"w": w}, {"update": update, "steps": 0}, ranks)()
 
 def at_event(number):
     seen = 0

@@ -37,7 +37,7 @@ def test_checkpoints_that_nobody_needs_are_removed_and_the_others_are_whole(
     policy = TrainedPolicy(policy_folder, settings)
     roots = {}
     for update in range(6):
-        policy.saving(tmp_path, drawn=(2,))()
+        policy.saving(tmp_path, drawn=(2,))()()
         roots[update] = policy.rooting()()
         policy.train_step(UNEQUAL)
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [1, 3, 4, 5]

@@ -146,6 +146,20 @@ def while_read(folder, update):
             die()
     train(folder, at)
 
+def while_synced(folder, update):
+    '''The disk still syncs its checkpoint when the next update has been made and reported.'''
+    syncing, name = threading.Event(), f"{update:09d}.new"
+    def hook(event, words):
+        if event == "open" and str(words[0]).endswith(name) and threading.current_thread().name == "outgoing":
+            syncing.set()
+            threading.Event().wait()
+    sys.addaudithook(hook)
+    def at(what, number):
+        if (what, number) == ("batch", update + 2):
+            syncing.wait()
+            die()
+    train(folder, at)
+
 def while_sent(folder, update, what):
     '''Its version is being uploaded when the next update asks for its batch, or is about to be reported.'''
     sending = threading.Event()
@@ -175,6 +189,7 @@ assert len(wanted) == 2 * LAST + LAST // EVERY + 1, sorted(wanted)
 
 moments = [(at_event, number) for number in range(5, 145, 11)]
 moments += [(while_read, update) for update in (2, 4)]
+moments += [(while_synced, update) for update in (2, 4)]
 moments += [(while_sent, update, what) for update in (2, 4) for what in ("batch", "report")]
 moments += [(entered, update) for update in (0, 2, 4, 6)]
 for place, (kill, *words) in enumerate(moments):

@@ -1,6 +1,6 @@
 """A version goes out beside the loop: what may overlap, what waits, and where errors come out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +138,10 @@ def test_a_refused_version_ends_a_loop_that_waits_for_a_batch_that_will_never_co
 
 
 def test_an_update_beside_the_writing_changes_no_byte_of_what_is_written(policy_folder: Path, tmp_path: Path) -> None:
-    """All that reads the weights is held back until the backward pass is over; then the update waits for it."""
+    """All that reads the weights is held back until the backward pass is over; then the update waits for it.
+
+    The disk syncs the checkpoint only after the update.
+    """
     policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
     policy.save(tmp_path / "before")
@@ -146,9 +149,11 @@ def test_an_update_beside_the_writing_changes_no_byte_of_what_is_written(policy_
     outgoing, reached = Outgoing(), Event()
     save, write = policy.saving(tmp_path / "beside"), policy.publishing(tmp_path / "out")
 
+    settle = list[Callable[[], None]]()
+
     def read() -> None:
         reached.wait()
-        save()
+        settle.append(save())
         write()
 
     def before_change() -> None:
@@ -159,6 +164,8 @@ def test_an_update_beside_the_writing_changes_no_byte_of_what_is_written(policy_
     outgoing.start(read, nothing)
     policy.train_step(UNEQUAL)
     outgoing.finish()
+    assert checkpoint.newest(tmp_path / "beside") is None, "no checkpoint has a name before it is synced"
+    settle[0]()
     ours, theirs = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("out", "version")
     )

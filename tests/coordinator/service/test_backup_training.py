@@ -27,7 +27,7 @@ from coordinator.learner.ranks import Ranks
 
 for update in range(2, 40):
     w = torch.full((1000,), float(update))
-    checkpoint.write(Path(sys.argv[1]), update, {"w": w}, {"update": update, "steps": 0}, Ranks())
+    checkpoint.write(Path(sys.argv[1]), update, {"w": w}, {"update": update, "steps": 0}, Ranks())()
 """
 
 
@@ -37,7 +37,7 @@ def quiet(_what: str, _done: int, _total: int) -> None:
 
 def write(folder: Path, update: int) -> None:
     w = torch.full((1000,), float(update))
-    checkpoint.write(folder, update, {"w": w}, {"update": update, "steps": 0}, Ranks())
+    checkpoint.write(folder, update, {"w": w}, {"update": update, "steps": 0}, Ranks())()
 
 
 def update_of(path: Path) -> int:

@@ -15,6 +15,7 @@ from protocol.errors import EngineFailed
 from protocol.work.rollout import unpack_tokens
 from swarm_exact import shape as model_shape
 from swarm_node.engine.messages import GroupDone, GroupFailed
+from swarm_node.engine.policy_files import has_experts
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.architectures import zoo
 from tests.swarm_node.engine.asking import PROMPTS, SIZES, asked, sample
@@ -293,3 +294,14 @@ def test_a_version_whose_files_hold_weights_otherwise_is_written_over_the_one_be
     fresh.load(second, 2)
     wanted = asked(PROMPTS[1], version=2)
     assert sample(engine, wanted) == sample(fresh, wanted)
+
+
+def test_a_mixture_of_experts_is_known_by_its_configuration() -> None:
+    """vLLM loads each version of one anew, since it permutes the weights of experts once they are loaded."""
+    names = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}
+    for name, (kind, changes) in zoo.ARCHITECTURES.items():
+        config = {"model_type": kind, **changes}
+        nested = {"model_type": kind, "text_config": changes}
+        assert has_experts(config) == has_experts(nested) == bool(names & changes.keys()), name
+    assert not has_experts({"num_experts": None, "text_config": None})
+    assert not has_experts({"num_local_experts": 1})

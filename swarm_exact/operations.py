@@ -231,7 +231,7 @@ def normed(values: torch.Tensor, weight: torch.Tensor, epsilon: torch.Tensor) ->
 
 
 LOG2E, LN2_HIGH, LN2_LOW = map(torch.tensor, (1.4426950408889634, 0.693145751953125, 1.428606765330187e-06))
-"""LN2_HIGH has 15 bits, so that its product with a small integer is exact. Tensors cost a third of what numbers cost."""
+"""LN2_HIGH has 15 bits, so that its product with a small integer is exact. Tensors, as numbers cost a call more."""
 
 EXP_SERIES = tuple(torch.tensor(1 / factorial) for factorial in (5040, 720, 120, 24, 6, 2, 1, 1))
 

@@ -84,9 +84,7 @@ def report_on(
     return replace(report, provisional=not is_measured and judges is judge, note=note)
 
 
-def look_closer(
-    claims: int, others: Sequence[int], compare: Compare, exact: Collection[int] = ()
-) -> list[AuditReport]:
+def look_closer(claims: int, others: Sequence[int], compare: Compare, exact: Collection[int] = ()) -> list[AuditReport]:
     """Return a report on each claim: compared with the first other version, and after a soft failure with all.
 
     Each version costs a prefill, and very few honest claims need the earlier ones. The claims at the places `exact` are

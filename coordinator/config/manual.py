@@ -179,8 +179,8 @@ def _exact(bonus: float, floor: float) -> list[str]:
         return []
     saved = floor * EXACT_SAVES
     return [
-        f"A node whose work an auditor repeats to the bit is paid {bonus:.2%} more. Its audits need one replay, not two: "
-        f"at {floor:.1%}, that saves about {saved:.1%} of what sampling takes."
+        f"A node whose work an auditor repeats to the bit is paid {bonus:.2%} more. Its audits need one replay, not "
+        f"two: at {floor:.1%}, that saves about {saved:.1%} of what sampling takes."
     ]
 
 

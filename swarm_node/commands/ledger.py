@@ -48,7 +48,7 @@ WitnessKeys = Annotated[
 ]
 Quorum = Annotated[int | None, typer.Option(min=0, help="Number of witnesses that must have signed; by default all.")]
 RENEW_KEYS_S = 600.0
-"""Time between two looks at a round's root documents: until then, the coordinator's calls under a new key are refused."""
+"""Time between two reads of a round's root documents: until then, notes under a new key are refused."""
 
 EXIT_CODES = "Exit codes: 0 verified, 1 not verified, 2 wrong usage."
 

@@ -20,8 +20,8 @@ from ledger.entry import (
     RulingEntry,
     Void,
     amount,
-    with_bonus,
     parse,
+    with_bonus,
 )
 from protocol import limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical

@@ -154,7 +154,11 @@ def test_only_a_class_that_an_auditor_repeats_to_the_bit_is_paid_more(audited: W
     assert paid(audited, key, EXACT) == honest, "no auditor has met such a claim yet"
     audited.run(audits.assign_cases, "one", 8, ("torch/bf16/cpu", EXACT), terms=audited.audits, now_ms=audited.now_ms)
     raised = PRICE * 3 // 2, HONEST_TOKENS * 3 // 2
-    assert [paid(audited, key, name) for name in ("torch/fp32/cpu", EXACT[:-1] + "c", EXACT)] == [honest, honest, raised]
+    assert [paid(audited, key, name) for name in ("torch/fp32/cpu", EXACT[:-1] + "c", EXACT)] == [
+        honest,
+        honest,
+        raised,
+    ]
     audited.terms = replace(audited.terms, tolerance="torch/fp32/cpu")  # all are judged alike: nobody looks at bits
     assert paid(audited, key, EXACT) == honest
     audited.terms = replace(audited.terms, tolerance="")

@@ -4,8 +4,6 @@
   vocabulary, and picks the largest of logit + Gumbel noise.
 - The noise is real: the same hidden states through a head in float32, in bf16, and with weights in 8 bits; the heads
   are random, their spread chosen so that a distribution has about two nats, as language has.
-- *Fused* at the largest vocabulary: both compiled to loops that keep nothing of the vocabulary's size. The inverse CDF
-  then sums blocks of tokens, and looks into one of them.
 - Costs are of whole batches of rows, from logits to tokens, on one thread, the two taking turns. Gumbel's hash is a
   splitmix64 per token, much cheaper than Philox.
 """
@@ -24,8 +22,6 @@ HIDDEN = 256
 ENTROPY_NATS = 2.0
 VOCABULARIES = {"1k": 1024, "32k": 32_000, "150k": 151_936}
 ROWS_AT_ONCE = 32
-BLOCK = 128
-"""Tokens whose probabilities a fused inverse CDF sums before it looks into one block."""
 
 _GOLDEN, _MIX = -7046029254386353131, (-4658895280553007687, -7723592293110705685)
 """splitmix64, as signed numbers."""
@@ -45,19 +41,6 @@ def gumbel_max(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         words = (words ^ (words >> shift & (1 << 64 - shift) - 1)) * factor
     chances = ((words ^ (words >> 31 & (1 << 33) - 1)) >> 11 & (1 << 53) - 1).double().add_(0.5).mul_(2.0**-53)
     return (logits - torch.log(-torch.log(chances)).float()).argmax(-1)
-
-
-def blockwise_inverse_cdf(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw as `inverse_cdf`, by sums of blocks and a sum within one: the fused form, with another order of sums."""
-    odds = torch.exp(logits - logits.amax(-1, keepdim=True)).view(len(logits), -1, BLOCK)
-    sums = odds.sum(-1, dtype=torch.float64).cumsum(-1)  # [N, V / BLOCK]
-    targets = uniforms[:, None] * sums[:, -1:]
-    block = torch.searchsorted(sums, targets, right=True).clamp_(max=sums.shape[1] - 1)
-    before = torch.where(block > 0, sums.gather(1, (block - 1).clamp(min=0)), 0.0)
-    chosen = logits.view(odds.shape).gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
-    within = before + torch.exp(chosen - logits.amax(-1, keepdim=True)).cumsum(-1, dtype=torch.float64)
-    place = torch.searchsorted(within, targets, right=True).clamp_(max=BLOCK - 1)
-    return (block * BLOCK + place)[:, 0]
 
 
 def numpy_inverse_cdf(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -118,7 +101,6 @@ def microseconds_per_token(pick: Callable[..., object], logits: object, uniforms
 
 
 ON_TORCH = {"inverse CDF": inverse_cdf, "Gumbel": gumbel_max}
-FUSED = {"inverse CDF": blockwise_inverse_cdf, "Gumbel": gumbel_max}
 ON_NUMPY = {"inverse CDF": numpy_inverse_cdf, "Gumbel": numpy_gumbel_max}
 
 
@@ -138,22 +120,13 @@ def main() -> int:
                 bench.measure(f"{name}, {precision} noise, {way}: tokens changed", 100 * share, unit="%")
         logits = head.logits(head.states(ROWS_AT_ONCE), "float32")
         chances = torch.rand(ROWS_AT_ONCE, dtype=torch.float64)
-        fused: dict[str, Callable[..., torch.Tensor]] = {}
-        if vocabulary > 100_000:
-            fused = {way: torch.compile(pick, dynamic=False) for way, pick in FUSED.items()}
-            for way, pick in fused.items():
-                same = (pick(logits, chances) == ON_TORCH[way](logits, chances)).float().mean()  # compiles it
-                bench.measure(f"{name}, fused: {way}: tokens as without", 100 * float(same), unit="%")
         for _ in range(rounds):
-            for way, pick in fused.items():
-                cost = microseconds_per_token(pick, logits, chances)
-                bench.measure(f"{name}, fused: {way}", cost, unit="µs/token")
             for way, pick in ON_TORCH.items():
                 bench.measure(f"{name}, torch: {way}", microseconds_per_token(pick, logits, chances), unit="µs/token")
             for way, pick_too in ON_NUMPY.items():
                 cost = microseconds_per_token(pick_too, logits.numpy(), chances.numpy())
                 bench.measure(f"{name}, numpy: {way}", cost, unit="µs/token")
-        for library in ("torch", "numpy", *(["fused"] if fused else [])):
+        for library in ("torch", "numpy"):
             cases = [f"{name}, {library}: {way}" for way in ON_TORCH]
             bench.ratio(f"{name}, {library}: Gumbel / inverse CDF", cases[1], cases[0])
     dearer = bench.ratio("cost", "150k, torch: Gumbel", "150k, torch: inverse CDF")

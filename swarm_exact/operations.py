@@ -143,13 +143,13 @@ class Span(NamedTuple):
     """Tokens whose keys are gathered at once; the same for all layers of a model."""
 
     at: slice
-    count: int
+    tokens: int
     rows: torch.Tensor | None
-    """[count]; None: token i is in row i of the cache."""
+    """[tokens]; None: token i is in row i of the cache."""
     blocks: int
     """Blocks of keys up to the last token."""
     later: torch.Tensor
-    """[count, 1, blocks · KEY_BLOCK]: keys that a token does not see."""
+    """[tokens, 1, blocks · KEY_BLOCK]: keys that a token does not see."""
 
 
 def spans(rows: torch.Tensor | None, positions: torch.Tensor) -> list[Span]:
@@ -174,7 +174,7 @@ def attend_spans(
     """Do the same as `attend` for tokens in spans."""
     mixed = []
     for span in parts:
-        with _threads(1) if span.count < serial else nullcontext():
+        with _threads(1) if span.tokens < serial else nullcontext():
             mixed.append(_attend(query[span.at], keys, values, span))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 

@@ -176,7 +176,13 @@ def test_a_trigger_attack_that_late_audits_let_pass_is_found_and_taken_back_whil
     settings["objective"] = {"beta": 0.01}
     settings["staleness"] = {"max_updates": 8, "publish_every": KAPPA}
     settings["learner"] = {**settings["learner"], "groups_per_update": 16}  # fewer updates to make again
-    settings["audit"] = {"first_groups": 0, "floor": 0.2, "trusted_floor": 0.2, "escrow_factor": 0.0, "timeout_s": 30.0}
+    settings["audit"] = {
+        "tolerance": "torch/fp32/cpu",
+        "first_groups": 0,
+        "floor": 0.2,
+        "trusted_floor": 0.2,
+        "escrow_factor": 0.0,
+    }
     attacked = Coordinator(swarm, settings, name="attacked").start(learner=True)
     honest = [join(swarm, name, attacked.join_string, "--device", "cpu") for name in ("one", "two")]
     attacked.reaches("update", KAPPA)

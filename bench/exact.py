@@ -42,6 +42,7 @@ from coordinator.rules.replay import Prefill, measure
 from coordinator.rules.verdict import AuditOutcome, judge_exactly
 from protocol.work.lease import EXACT
 from protocol.work.rollout import Completion, pack_tokens, unpack_tokens
+from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 
@@ -128,7 +129,7 @@ def loaded(folder: Path, dtype: str, slots: int = 256) -> TorchEngine:
     return engine
 
 
-def sampled(engine: TorchEngine, asked: Sequence[SampleRequest]) -> dict[str, list[Completion]]:
+def sampled(engine: Engine, asked: Sequence[SampleRequest]) -> dict[str, list[Completion]]:
     done = dict[str, list[Completion]]()
 
     def keep(group: GroupDone) -> None:
@@ -226,7 +227,8 @@ def llama(bench: Bench, folder: Path) -> None:
     """Count the tokens that llama.cpp gives other bits with other slots and threads, in float32."""
     from swarm_node.engine.llama.engine import LlamaEngine
 
-    asked, answers = requests(folder, 4, SAMPLES, 40), {}
+    asked = requests(folder, 4, SAMPLES, 40)
+    answers = dict[tuple[int, int, int], dict[str, list[Completion]]]()
     for threads, slots in ((1, 64), (1, 64), (1, 16), (2, 64)):
         engine = LlamaEngine(dtype="float32", threads=threads, slots=slots)
         engine.load(folder, 1)

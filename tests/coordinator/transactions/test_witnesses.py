@@ -188,6 +188,7 @@ async def test_witnesses_with_long_names_do_not_make_the_checkpoint_too_large_to
         await served.round.publish_checkpoint()
         for key in named:
             bare = await served.round.database.read(store.checkpoint)
+            assert bare
             assert await send(served, witness.cosign(bare, key, private.sign, now_ms() // 1000)) == "recorded"
         read = note.parse(await newest(served))
         assert 1 < len(read.signatures) < 1 + len(named)

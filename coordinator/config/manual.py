@@ -119,7 +119,7 @@ def every(prefix: str = "") -> Iterator[SettingDescription]:
 
 
 EXACT_SAVES = 0.55
-"""What one audit of a group to the bit saves, as a share of sampling it: see decision 30."""
+"""The share of sampling a group that one audit of it to the bit saves: decision 30."""
 
 
 def table() -> str:

@@ -231,7 +231,7 @@ async def test_a_retraction_whose_weights_are_those_of_the_newest_version_is_pub
 async def test_a_retraction_at_which_signing_fails_is_forgotten_or_holds_batches_until_it_is_repeated(
     served: Served, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """Its entry names the newest batch: none may be formed between a signature and the entry."""
+    """The entry names the newest batch: none may be formed between a signature and the entry."""
     made = {
         "owners": [node(1)], "first": 1, "last": 1, "before": "1" * 64, "after": "9" * 64, "left_out": 1,
         "left_out_root": "c" * 64,

@@ -144,7 +144,7 @@ bench-learned-play: $(ENVIRONMENTS)/.installed
 
 bench-learned-play: BENCH_PYTHON = $(ENVIRONMENTS)/bin/python
 
-bench-engines: export OMP_WAIT_POLICY = PASSIVE
+bench-engines bench-exact: export OMP_WAIT_POLICY = PASSIVE
 
 bench-vllm bench-gpu bench-real bench-endpoint: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
 

@@ -1,15 +1,19 @@
 """`make bench-exact`: what exact sampling costs, which bits differ, and which cheats are paid.
 
 - Two policies: a small Qwen3 that is trained here, and SmolLM2, or another by `--model FOLDER`.
+- Each part runs alone by `--part`; with `--folder` the policies are kept, and the bits continue where they stopped.
 - Speed: tokens per second of processor time of one thread, the exact engine and today's in turns.
-- Bits: the same groups on 1 and 2 threads, with 8 to 256 slots, forwards and backwards, and replayed by the auditor.
+- Bits: the same groups on 1 and 2 threads, with 1 to 256 slots, forwards and backwards, and replayed by the auditor, in
+  rounds with other prompts and seeds until `--tokens` are compared, or `--minutes` are over.
 - Cheats: those of `bench-verification`, each with the log-probabilities that a replay of its tokens gives. A group is
   paid if it does not fail hard. A group with exactly the honest tokens is honest work, and none of the cheats counted.
+- llama.cpp: the tokens and log-probabilities that differ with other slots and threads. It is no exact engine.
 - Processors: with other instruction sets (`ATEN_CPU_CAPABILITY`) a child has another class if it gives other bits.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -18,8 +22,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,12 +42,14 @@ from coordinator.rules.replay import Prefill, measure
 from coordinator.rules.verdict import AuditOutcome, judge_exactly
 from protocol.work.lease import EXACT
 from protocol.work.rollout import Completion, pack_tokens, unpack_tokens
+from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 
 SMOLLM2 = ROOT / ".venv-real" / "smollm2"
 SAMPLES = 16
 CAPABILITIES = ("default", "avx2", "avx512")
+PARTS = ("speed", "bits", "cheats", "processors", "llama")
 
 
 def main() -> int:
@@ -51,9 +58,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench exact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; repeatable")
     parser.add_argument("--groups", type=int, default=2 if quick else 16, help="of every cheat")
     parser.add_argument("--model", type=Path, default=SMOLLM2, help="the large policy")
-    parser.add_argument("--folder", type=Path, help="keep the small policies here")
+    parser.add_argument("--folder", type=Path, help="keep the small policies and the counts of the bits here")
+    parser.add_argument("--tokens", type=int, default=0 if quick else 10**6, help="of each policy, for the bits")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="for the bits, of each policy")
     parser.add_argument("--probe", type=Path, help="print the class of this policy and a digest of answers, and end")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -62,7 +72,9 @@ def main() -> int:
         engine = loaded(options.probe, EXACT)
         print(engine._loaded().numerics, digest(sampled(engine, requests(options.probe, 2, 16, 12))))
         return 0
-    bench = Bench("exact", inputs={"groups": options.groups, "samples": SAMPLES}, quick=quick)
+    parts = options.part or PARTS
+    inputs = {"groups": options.groups, "samples": SAMPLES, "parts": list(parts), "tokens": options.tokens}
+    bench = Bench("exact", inputs=inputs, quick=quick)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         small = EmbeddedShape(hidden=64, layers=2, heads=2, intermediate=128)
@@ -73,22 +85,41 @@ def main() -> int:
             rate: versions(start, folder / rate, learning_rate=float(rate), updates=3, keep=2)
             for rate in ("1e-5", "1e-6")
         }
-        measure_policy(bench, "small", chains["1e-5"][-1], (8, 64, 256), 40, 3)
+        policies = {"small": Sizes(chains["1e-5"][-1], (8, 64, 256), 40, 3)}
         if options.model.is_dir():
-            measure_policy(bench, "SmolLM2", options.model, (8, 64), 8 if quick else 24, 2 if quick else 3)
-        cheat(bench, chains, older, options.groups)
-        processors(bench, chains["1e-5"][-1])
+            policies["SmolLM2"] = Sizes(options.model, (8, 64), 8 if quick else 24, 2 if quick else 3)
+        for name, sizes in policies.items():
+            if "speed" in parts:
+                speed(bench, name, sizes)
+            if "bits" in parts:
+                end_s = time.monotonic() + 60 * options.minutes
+                bits(bench, name, sizes, folder / f"bits-{name}.json", options.tokens, end_s)
+        if "cheats" in parts:
+            cheat(bench, chains, older, options.groups)
+        if "processors" in parts:
+            processors(bench, chains["1e-5"][-1])
+        if "llama" in parts:
+            llama(bench, chains["1e-5"][-1])
     return bench.finish()
 
 
-def requests(folder: Path, groups: int, samples: int, length: int) -> list[SampleRequest]:
+class Sizes(NamedTuple):
+    """A policy, and how much of it is measured."""
+
+    folder: Path
+    rows: tuple[int, ...]
+    length: int
+    rounds: int
+
+
+def requests(folder: Path, groups: int, samples: int, length: int, first: int = 0) -> list[SampleRequest]:
     """Leases with prompts of 5 to 70 tokens that mean nothing."""
     return [
         SampleRequest(
             request_id=str(number), version=1, seed=number, samples=samples, max_new_tokens=length, temperature=1.0,
             prompt=pack_tokens([7 + (number * 31 + place * 17) % 250 for place in range(5 + number * 13 % 66)]),
         )
-        for number in range(groups)
+        for number in range(first, first + groups)
     ]  # fmt: skip  # one field after the other
 
 
@@ -98,7 +129,7 @@ def loaded(folder: Path, dtype: str, slots: int = 256) -> TorchEngine:
     return engine
 
 
-def sampled(engine: TorchEngine, asked: Sequence[SampleRequest]) -> dict[str, list[Completion]]:
+def sampled(engine: Engine, asked: Sequence[SampleRequest]) -> dict[str, list[Completion]]:
     done = dict[str, list[Completion]]()
 
     def keep(group: GroupDone) -> None:
@@ -120,35 +151,67 @@ def digest(answers: dict[str, list[Completion]]) -> str:
     return whole.hexdigest()[:16]
 
 
-def measure_policy(bench: Bench, name: str, folder: Path, rows: Sequence[int], length: int, rounds: int) -> None:
-    """Speed, in turns, and the bits that differ."""
+def speed(bench: Bench, name: str, sizes: Sizes) -> None:
+    """Measure the speed of both engines, in turns."""
+    folder, length = sizes.folder, sizes.length
     engines = {"exact": loaded(folder, EXACT), "today": loaded(folder, "auto")}
-    for count in rows:
+    for count in sizes.rows:
         asked = requests(folder, -(-count // SAMPLES), min(count, SAMPLES), length)
-        for _ in range(rounds):
+        for _ in range(sizes.rounds):
             for kind, engine in engines.items():
                 began = time.process_time()
                 answers = sampled(engine, asked)
                 tokens = sum(len(said.tokens) for group in answers.values() for said in group)
-                speed = tokens / (time.process_time() - began)
-                bench.measure(f"{name}, {count} rows, {kind}", speed, unit="tokens/s")
+                rate = tokens / (time.process_time() - began)
+                bench.measure(f"{name}, {count} rows, {kind}", rate, unit="tokens/s")
         ratio = bench.ratio(f"{name}, {count} rows: exact ÷ today", *(f"{name}, {count} rows, {k}" for k in engines))
         bench.goal(f"{name}, {count} rows: exact ÷ today", ratio, at_least=0.7)
-    differing(bench, name, folder, engines["exact"], max(rows), length)
 
 
-def differing(bench: Bench, name: str, folder: Path, first: TorchEngine, rows: int, length: int) -> None:
-    """Count the tokens and log-probabilities that differ in any bit, in other company and in the auditor's replay."""
-    asked = requests(folder, rows // SAMPLES, SAMPLES, length)
-    expected, tokens, others = sampled(first, asked), 0, 0
-    for threads in (1, 2):
+def bits(bench: Bench, name: str, sizes: Sizes, record: Path, least: int, end_s: float) -> None:
+    """Compare rounds of groups until so many tokens were compared; the record counts them over several runs."""
+    engines = dict[tuple[int, int], TorchEngine]()
+    for threads, slots in product((1, 2), (16, 37, 256)):
+        torch.set_num_threads(threads)  # the engine compares its products with these when it loads
+        engines[threads, slots] = loaded(sizes.folder, EXACT, slots)
+    torch.set_num_threads(1)
+    single, policy = loaded(sizes.folder, EXACT, 1), file_digest(sizes.folder / "model.safetensors")
+    done = json.loads(record.read_bytes()) if record.exists() else {}
+    if done.get("policy") != policy or done.get("class") != single._loaded().numerics:
+        done = {"policy": policy, "class": single._loaded().numerics, "rounds": 0, "tokens": 0, "differing": 0}
+    before = done["rounds"]
+    while done["rounds"] == before or (done["tokens"] < least and time.monotonic() < end_s):
+        groups = max(sizes.rows) // SAMPLES
+        asked = requests(sizes.folder, groups, SAMPLES, sizes.length, done["rounds"] * groups)
+        tokens, others = differing(sizes.folder, engines, single, asked)
+        done |= {
+            "rounds": done["rounds"] + 1,
+            "tokens": done["tokens"] + tokens,
+            "differing": done["differing"] + others,
+        }
+        record.write_text(json.dumps(done))
+        print(f"{name}: {done['tokens']:,} tokens compared, {done['differing']} differ", file=sys.stderr, flush=True)
+    bench.measure(f"{name}: tokens compared", done["tokens"])
+    if least:
+        bench.goal(f"{name}: tokens compared in all runs", done["tokens"], at_least=least)
+    bench.goal(f"{name}: tokens that differ in any bit", done["differing"], at_most=0)
+
+
+def differing(
+    folder: Path, engines: dict[tuple[int, int], TorchEngine], single: TorchEngine, asked: list[SampleRequest]
+) -> tuple[int, int]:
+    """Return the tokens compared, and those that differ in any bit, in other company and in the auditor's replay."""
+    torch.set_num_threads(1)
+    expected, tokens, others = sampled(engines[1, 256], asked), 0, 0
+    answers = [sampled(single, asked[:1])]  # each sample alone
+    for (threads, slots), engine in engines.items():
         torch.set_num_threads(threads)
-        for slots in (SAMPLES, 37, 256):
-            answers = sampled(loaded(folder, EXACT, slots), asked[::-1] if slots == 37 else asked)
-            for group, said in expected.items():
-                for one, other in zip(said, answers[group], strict=True):
-                    tokens += len(one.tokens)
-                    others += differences(one, other)
+        answers.append(sampled(engine, asked[::-1] if slots == 37 else asked))
+    for group, rows in (item for each in answers for item in each.items()):
+        for one, other in zip(expected[group], rows, strict=True):
+            tokens += len(one.tokens)
+            others += differences(one, other)
+    for threads in (1, 2):
         scorer = ExactScorer(folder, threads=threads)
         for request in asked:
             said = expected[request.request_id]
@@ -157,8 +220,32 @@ def differing(bench: Bench, name: str, folder: Path, first: TorchEngine, rows: i
             tokens += len(measured)
             others += int(((measured.errors != 0) | (measured.claimed != measured.dictated)).sum())
     torch.set_num_threads(1)
-    bench.measure(f"{name}: tokens compared", tokens)
-    bench.goal(f"{name}: tokens that differ in any bit", others, at_most=0)
+    return tokens, others
+
+
+def llama(bench: Bench, folder: Path) -> None:
+    """Count the tokens that llama.cpp gives other bits with other slots and threads, in float32."""
+    from swarm_node.engine.llama.engine import LlamaEngine
+
+    asked = requests(folder, 4, SAMPLES, 40)
+    answers = dict[tuple[int, int, int], dict[str, list[Completion]]]()
+    for threads, slots in ((1, 64), (1, 64), (1, 16), (2, 64)):
+        engine = LlamaEngine(dtype="float32", threads=threads, slots=slots)
+        engine.load(folder, 1)
+        answers[len(answers), threads, slots] = sampled(engine, asked)
+    expected = answers[0, 1, 64]
+    for (number, threads, slots), said in list(answers.items())[1:]:
+        pairs = [(one, other) for group, rows in expected.items() for one, other in zip(rows, said[group], strict=True)]
+        total = sum(len(one.tokens) for one, _ in pairs)
+        others = sum(differences(one, other) for one, other in pairs)
+        what = "the same again" if number == 1 else f"{threads} threads, {slots} slots"
+        bench.measure(f"llama.cpp in float32, {what}: tokens with other bits", 100 * others / total, unit="%")
+
+
+def file_digest(path: Path) -> str:
+    """Return the digest of a policy's weights: counts of others are not continued."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def differences(one: Completion, other: Completion) -> int:

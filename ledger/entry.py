@@ -56,6 +56,12 @@ def amount(tokens: int, price_micros_per_mtok: int) -> int:
     return tokens * price_micros_per_mtok // MTOK
 
 
+def with_bonus(price_micros_per_mtok: int, share: float) -> int:
+    """Return a price with an addition, a share of it, in millionths, rounded down to whole micros."""
+    raised = price_micros_per_mtok + price_micros_per_mtok * round(share * 1_000_000) // 1_000_000
+    return min(raised, limits.PRICE_MAX_MICROS_PER_MTOK)
+
+
 def _named(node: NodeId) -> NodeId:
     ids.public_key(node)
     return node

@@ -25,11 +25,12 @@ from swarm_exact.operations import (
     HEIGHTS,
     KEY_BLOCK,
     RowProducts,
-    attend,
+    attend_spans,
     normed,
     numbers,
     serial_below,
     silu,
+    spans,
 )
 from swarm_exact.shape import ModelShape
 
@@ -79,7 +80,9 @@ class ExactModel:
         self._products, self._head_products = RowProducts(HEIGHTS), RowProducts(HEAD_HEIGHTS)
         self._serial = 0
         """Tokens below which attention uses one thread."""
+        self._epsilon = torch.tensor(shape.epsilon)
         self._cos = self._sin = torch.empty(0, shape.head, device=device)
+        """The angles of each position; the sine of the first half is negated."""
 
     @torch.inference_mode()
     def check(self) -> None:
@@ -107,6 +110,7 @@ class ExactModel:
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]  # [n, 1, head]
         owners = torch.arange(len(tokens), device=self.device) if rows is None else rows
         blocks, places = positions // KEY_BLOCK, positions % KEY_BLOCK
+        parts = spans(rows, positions)
         hidden = embedding(tokens, self.weights.embedding)  # [n, hidden]
         for number, layer in enumerate(self.weights.layers):
             keys, values = cache.values[number]
@@ -114,16 +118,16 @@ class ExactModel:
             keys[blocks, owners, :, places] = key
             values[blocks, owners, :, places] = value
             grouped = query.view(len(tokens), self.shape.kv_heads, -1, self.shape.head)
-            mixed = attend(grouped, keys, values, rows, positions, serial=self._serial).view(len(tokens), -1)
+            mixed = attend_spans(grouped, keys, values, parts, self._serial).view(len(tokens), -1)
             hidden = hidden + self._products.times(layer.out.times, mixed)
-            between = normed(hidden, layer.mlp_norm, self.shape.epsilon)
+            between = normed(hidden, layer.mlp_norm, self._epsilon)
             gate, up = self._products.times(layer.gate_up.times, between).chunk(2, dim=-1)
             hidden = hidden + self._products.times(layer.down.times, silu(gate).mul_(up))
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits after some states: [n, vocabulary]."""
-        return self._head_products.times(self._head, normed(hidden, self.weights.norm, self.shape.epsilon))
+        return self._head_products.times(self._head, normed(hidden, self.weights.norm, self._epsilon))
 
     def _head(self, values: torch.Tensor) -> torch.Tensor:
         return values @ self.weights.head.t()
@@ -134,15 +138,15 @@ class ExactModel:
         """Return queries, keys and values [n, heads of each, head], with rotary positions applied."""
         shape = self.shape
         turned = shape.heads + shape.kv_heads
-        flat = self._products.times(layer.qkv.times, normed(hidden, layer.norm, shape.epsilon))
+        flat = self._products.times(layer.qkv.times, normed(hidden, layer.norm, self._epsilon))
         if layer.qkv_bias is not None:
             flat = flat + layer.qkv_bias
         every = flat.view(len(flat), -1, shape.head)
         both = every[:, :turned]
         if layer.qk_norm is not None:
-            both = normed(both, layer.qk_norm, shape.epsilon)
+            both = normed(both, layer.qk_norm, self._epsilon)
         left, right = both.chunk(2, dim=-1)
-        both = both * cos + torch.cat((-right, left), dim=-1) * sin
+        both = (both * cos).add_(torch.cat((right, left), dim=-1).mul_(sin))
         return both[:, : shape.heads].contiguous(), both[:, shape.heads :], every[:, turned:]
 
     def _turn_to(self, width: int) -> None:
@@ -159,6 +163,7 @@ class ExactModel:
             return torch.tensor(values, dtype=torch.float32, device=self.device).repeat(1, 2)  # [positions, head]
 
         self._cos, self._sin = table(math.cos), table(math.sin)
+        self._sin[:, : self.shape.head // 2].neg_()
 
 
 def release(version: str) -> str:

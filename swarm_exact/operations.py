@@ -15,6 +15,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 
@@ -81,6 +82,8 @@ class RowProducts:
     def times(self, product: Times, values: torch.Tensor) -> torch.Tensor:
         """Return the product of [..., inputs]."""
         rows = values.flatten(0, -2)
+        if len(rows) in self.heights:  # the usual step of a full batch
+            return product(rows).view(*values.shape[:-1], -1)
         results, start = [], 0
         for height in self.blocks(len(rows)):
             block = rows[start : start + height]
@@ -133,14 +136,47 @@ def attend(
     query: [n, kv_heads, heads per kv_head, head]; keys, values: [blocks, rows, kv_heads, KEY_BLOCK, head];
     rows: [n] of the cache; None: token i is in row i. Fewer than `serial` tokens at once use one thread.
     """
-    parts = []
-    for start in range(0, len(query), QUERIES_MAX):
+    return attend_spans(query, keys, values, spans(rows, positions), serial)
+
+
+class Span(NamedTuple):
+    """Tokens whose keys are gathered at once; the same for all layers of a model."""
+
+    at: slice
+    tokens: int
+    rows: torch.Tensor | None
+    """[tokens]; None: token i is in row i of the cache."""
+    blocks: int
+    """Blocks of keys up to the last token."""
+    later: torch.Tensor
+    """[tokens, 1, blocks · KEY_BLOCK]: keys that a token does not see."""
+
+
+def spans(rows: torch.Tensor | None, positions: torch.Tensor) -> list[Span]:
+    """Return the tokens in spans of at most `QUERIES_MAX`."""
+    found, total, device = [], len(positions), positions.device
+    for start in range(0, total, QUERIES_MAX):
         at = slice(start, start + QUERIES_MAX)
-        chosen = torch.arange(len(query), device=query.device)[at] if rows is None else rows[at]
-        whole = rows is None and len(query) <= QUERIES_MAX
-        with _threads(1) if len(chosen) < serial else nullcontext():
-            parts.append(_attend(query[at], keys, values, None if whole else chosen, positions[at]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        own = positions[at]
+        if rows is None:
+            chosen = None if total <= QUERIES_MAX else torch.arange(start, start + len(own), device=device)
+        else:
+            chosen = rows[at]
+        blocks = int(own.max()) // KEY_BLOCK + 1
+        later = torch.arange(blocks * KEY_BLOCK, device=device) > own[:, None]
+        found.append(Span(at, len(own), chosen, blocks, later[:, None]))
+    return found
+
+
+def attend_spans(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, parts: Sequence[Span], serial: int
+) -> torch.Tensor:
+    """Do the same as `attend` for tokens in spans."""
+    mixed = []
+    for span in parts:
+        with _threads(1) if span.tokens < serial else nullcontext():
+            mixed.append(_attend(query[span.at], keys, values, span))
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
 def serial_below(kv_heads: int, heads: int, head: int, device: torch.device, attention: Attention = attend) -> int:
@@ -170,46 +206,43 @@ def serial_below(kv_heads: int, heads: int, head: int, device: torch.device, att
     return max(differing, default=0) + 1
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor | None, positions: torch.Tensor
-) -> torch.Tensor:
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: Span) -> torch.Tensor:
     count, kv_heads, heads, head = query.shape
-    blocks = int(positions.max()) // KEY_BLOCK + 1
     flat = query.reshape(count * kv_heads, heads, head)
 
     def read(block: torch.Tensor) -> torch.Tensor:
-        chosen = block[:count] if rows is None else block.index_select(0, rows)
+        chosen = block[:count] if span.rows is None else block.index_select(0, span.rows)
         return chosen.reshape(count * kv_heads, KEY_BLOCK, head)
 
-    scores = torch.cat([torch.bmm(flat, read(keys[block]).mT) for block in range(blocks)], dim=-1)
-    scores *= head**-0.5
-    later = torch.arange(blocks * KEY_BLOCK, device=query.device) > positions[:, None]  # [n, keys]
-    scores.view(count, kv_heads * heads, -1).masked_fill_(later[:, None], -torch.inf)
-    chances = torch.softmax(scores, dim=-1)
-    mixed = torch.zeros_like(flat)
+    scores = [torch.bmm(flat, read(keys[block]).mT) for block in range(span.blocks)]
+    whole = scores[0] if span.blocks == 1 else torch.cat(scores, dim=-1)
+    whole *= torch.tensor(head**-0.5)
+    whole.view(count, kv_heads * heads, -1).masked_fill_(span.later, -torch.inf)
+    chances = torch.softmax(whole, dim=-1)
+    mixed = torch.zeros_like(flat)  # also for one block: 0 + (-0) is 0
     for block, part in enumerate(torch.split(chances, KEY_BLOCK, dim=-1)):
         mixed += torch.bmm(part.contiguous(), read(values[block]))
     return mixed.view(query.shape)
 
 
-def normed(values: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def normed(values: torch.Tensor, weight: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
     """Return values divided by their root mean square over the last dimension, times a weight."""
-    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon) * weight
+    return (values * values.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()).mul_(weight)
 
 
-LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
-"""LN2_HIGH has 15 bits, so that its product with a small integer is exact."""
+LOG2E, LN2_HIGH, LN2_LOW = map(torch.tensor, (1.4426950408889634, 0.693145751953125, 1.428606765330187e-06))
+"""LN2_HIGH has 15 bits, so that its product with a small integer is exact. Tensors, as numbers cost a call more."""
 
-EXP_SERIES = tuple(1 / factorial for factorial in (5040, 720, 120, 24, 6, 2, 1, 1))
+EXP_SERIES = tuple(torch.tensor(1 / factorial) for factorial in (5040, 720, 120, 24, 6, 2, 1, 1))
 
 
 def silu(values: torch.Tensor) -> torch.Tensor:
     """Return x / (1 + exp(-x)), by IEEE operations alone."""
-    negated = values.neg().clamp_(-87.0, 87.0)
+    negated = values.clamp(-87.0, 87.0).neg_()
     power = (negated * LOG2E).round_()
     rest = (negated - power * LN2_HIGH).sub_(power * LN2_LOW)  # |rest| ≤ ln 2 / 2
-    exponential = torch.full_like(rest, EXP_SERIES[0])
-    for coefficient in EXP_SERIES[1:]:
+    exponential = (rest * EXP_SERIES[0]).add_(EXP_SERIES[1])
+    for coefficient in EXP_SERIES[2:]:
         exponential.mul_(rest).add_(coefficient)
     scale = power.int().add_(127).bitwise_left_shift_(23).view(torch.float32)  # 2^power
-    return values / exponential.mul_(scale).add_(1.0)
+    return values / exponential.mul_(scale).add_(EXP_SERIES[-1])

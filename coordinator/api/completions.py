@@ -264,7 +264,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
             key=key,
             asked=[Query(prompt, query.n, most, version, _seed(query), temperature, every_ms) for prompt in prompts],
             terms=round_.terms,
-            max_price=round_.config.market.max_price_micros_per_mtok,
+            max_price=round_.config.market.dearest_micros_per_mtok,
             patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )

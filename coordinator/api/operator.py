@@ -14,9 +14,9 @@ from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
 from coordinator.reports import moderation
 from coordinator.reports.audit_record import LISTED_MAX, audit_record, recent_audits
-from coordinator.service.publication import Replacement
+from coordinator.service.publication import Replacement, hold_batches
 from coordinator.service.round import Round
-from coordinator.transactions import api_keys, batches, fleet, retractions
+from coordinator.transactions import api_keys, fleet, retractions
 from coordinator.transactions.orders import REASON_MAX_CHARS, Action
 from protocol.errors import MalformedMessage, OutOfOrder
 
@@ -112,7 +112,7 @@ async def replace_version(request: web.Request) -> web.Response:
 class BatchHold(Section):
     """The time for which no batch is formed; 0: batches are formed again."""
 
-    for_s: float = Field(ge=0, le=retractions.PUBLICATION_S)
+    for_s: float = Field(ge=0, le=retractions.HOLD_MAX_S)
 
 
 @routes.post("/v1/operator/hold")
@@ -120,7 +120,7 @@ async def hold(request: web.Request) -> web.Response:
     """Form no batch for some seconds, for a retraction; return the newest batch."""
     round_ = require_operator(request)
     wanted = await read_json(request, BatchHold, "hold")
-    return reply_json({"batch": await round_.database.run(batches.hold, wanted.for_s, now_ms())})
+    return reply_json({"batch": await round_.database.run(hold_batches, wanted.for_s, now_ms())})
 
 
 @routes.post("/v1/operator/finish")

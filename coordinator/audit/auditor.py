@@ -318,10 +318,12 @@ class Auditor:
         if self._policies.folder(version) is None:
             raise AuditFailed(f"The weights of version {version} were deleted.")
 
+        offers = [Lease.from_bytes(case.lease) for case in taken]
+        exact = self._exact(version, {offer.judged_as for offer in offers})
+
         def compare(places: Sequence[int], others: Sequence[int]) -> list[AuditReport]:
             kept = [other for other in others if self._policies.folder(other) is not None]
             cases = [self._open(version, taken[place], kept) for place in places]
-            exact = self._exact(version, {case.lease.judged_as for case in cases})
             replays = replay_by_class(cases, self._policies.score, exact)
             judged = [
                 report_on(case, replayed, tolerances, self._config.audit.tolerance, exact.numerics if exact else "")
@@ -338,7 +340,8 @@ class Auditor:
                     self._probes.add(case.lease.judged_as, case.node, case.claim_id, replayed[version])
             return judged
 
-        reports = look_closer(len(taken), earlier(version, self._config.audit.neighbours), compare)
+        own = {place for place, offer in enumerate(offers) if exact and offer.judged_as == exact.numerics}
+        reports = look_closer(len(taken), earlier(version, self._config.audit.neighbours), compare, own)
         return [self._judged(case, report) for case, report in zip(taken, reports, strict=True)]
 
     def _exact(self, version: int, classes: Collection[str]) -> ExactReplay | None:
@@ -409,9 +412,13 @@ class Auditor:
         )
 
     def _claim_cases(self, tolerances: Calibration) -> Cases:
-        measured = tolerances.measured_on(self._archive.metadata.round_id)[: limits.CLASSES_MAX]
-        message = TakeCases(auditor=self._name, at_most=self._at_most, classes=measured)
+        message = TakeCases(auditor=self._name, at_most=self._at_most, classes=self._classes(tolerances))
         return Cases.from_bytes(self._call("/v1/auditor/take", message.to_bytes()), max_bytes=ANSWER_MAX_BYTES)
+
+    def _classes(self, tolerances: Calibration) -> tuple[str, ...]:
+        """Return the classes measured on this policy, and the one that this machine repeats to the bit, once known."""
+        own = (self._exact_class,) if self._exact_class else ()
+        return (*tolerances.measured_on(self._archive.metadata.round_id)[: limits.CLASSES_MAX - len(own)], *own)
 
     def _bring(self, judged: list[Judged]) -> None:
         self._call(

@@ -7,7 +7,7 @@
   them. Samples to which the claim adds no token are left out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -84,17 +84,25 @@ def report_on(
     return replace(report, provisional=not is_measured and judges is judge, note=note)
 
 
-def look_closer(claims: int, others: Sequence[int], compare: Compare) -> list[AuditReport]:
+def look_closer(claims: int, others: Sequence[int], compare: Compare, exact: Collection[int] = ()) -> list[AuditReport]:
     """Return a report on each claim: compared with the first other version, and after a soft failure with all.
 
-    Each version costs a prefill, and very few honest claims need the earlier ones.
+    Each version costs a prefill, and very few honest claims need the earlier ones. The claims at the places `exact` are
+    judged to the bit: equal bits need no other version, and another token is a hard fail without one.
     """
-    reports = compare(range(claims), others[:1])
-    unsure = [place for place, report in enumerate(reports) if report.outcome is AuditOutcome.SOFT]
-    if unsure and others[1:]:
-        for place, report in zip(unsure, compare(unsure, others), strict=True):
-            reports[place] = report
-    return reports
+    reports = dict[int, AuditReport]()
+    for places, seen in (
+        ([place for place in range(claims) if place not in exact], others[:1]),
+        ([place for place in range(claims) if place in exact], others[:0]),
+    ):
+        if not places:
+            continue
+        first = dict(zip(places, compare(places, seen), strict=True))
+        unsure = [place for place, report in first.items() if report.outcome is AuditOutcome.SOFT]
+        if unsure and len(others) > len(seen):
+            first |= zip(unsure, compare(unsure, others), strict=True)
+        reports |= first
+    return [reports[place] for place in range(claims)]
 
 
 def replay(cases: Sequence[Case], score: Score) -> list[Replay | SwarmError]:

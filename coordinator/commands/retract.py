@@ -315,6 +315,7 @@ class _Replay:
 
     def catch_up(self) -> None:
         """Train on batches until none is newer, and see to it that none is formed then."""
+        from coordinator.transactions import retractions
         from coordinator.transactions.leases import latest_batch
 
         gap = None
@@ -327,6 +328,7 @@ class _Replay:
                 self._held = True
                 continue
             gap = behind
+            self._archive.read(retractions.require_banned, self._owners)
             self._train_to(newest)
 
     def result(self, first: int) -> "tuple[RetractionResult, Path]":

@@ -118,6 +118,10 @@ def every(prefix: str = "") -> Iterator[SettingDescription]:
                 yield key
 
 
+EXACT_SAVES = 0.55
+"""The share of sampling a group that one audit of it to the bit saves: decision 30."""
+
+
 def table() -> str:
     """Return every setting as a table in Markdown."""
     rows = [f"| `{key.path}` | `{key.default}` | {key.meaning} |" for key in every()]
@@ -142,7 +146,7 @@ def effects(config: Config) -> list[str]:
     sampling, learner, staleness, market = config.sampling, config.learner, config.staleness, config.market
     samples = learner.groups_per_update * sampling.samples_per_group
     tokens = samples * sampling.max_new_tokens
-    dearest_micros = math.ceil(tokens * market.max_price_micros_per_mtok / MICROS)
+    dearest_micros = math.ceil(tokens * market.dearest_micros_per_mtok / MICROS)
     under_way = (staleness.max_updates + 1) * learner.groups_per_update
     lasts = market.budget_micros // dearest_micros if dearest_micros else None
     audit = config.audit
@@ -163,16 +167,28 @@ def effects(config: Config) -> list[str]:
         f"The last {staleness.max_updates + 2} versions are kept.",
         f"For a trusted owner, at least {floor:.1%} of the claims are audited, and "
         f"{counted(window, 'group')} stay in escrow.",
+        *_exact(market.exact_bonus, floor),
         f"A node without a heartbeat for {3 * config.leases.heartbeat_s:g} s counts as offline.",
     ]
     return lines
+
+
+def _exact(bonus: float, floor: float) -> list[str]:
+    """Return what the bonus of an exact class costs, and what such nodes save of audits, if there is one."""
+    if not bonus:
+        return []
+    saved = floor * EXACT_SAVES
+    return [
+        f"A node whose work an auditor repeats to the bit is paid {bonus:.2%} more. Its audits need one replay, not "
+        f"two: at {floor:.1%}, that saves about {saved:.1%} of what sampling takes."
+    ]
 
 
 def warnings(config: Config) -> list[str]:
     """Return warnings about settings that are allowed, but probably not intended."""
     messages = []
     tokens = config.learner.groups_per_update * config.sampling.samples_per_group * config.sampling.max_new_tokens
-    dearest_micros = math.ceil(tokens * config.market.max_price_micros_per_mtok / MICROS)
+    dearest_micros = math.ceil(tokens * config.market.dearest_micros_per_mtok / MICROS)
     if dearest_micros * config.round.max_updates > config.market.budget_micros:
         messages.append(
             f"market.budget_micros may not cover all {config.round.max_updates:,} updates "

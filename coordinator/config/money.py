@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from coordinator.config.section import Section
+from ledger.entry import with_bonus
 
 
 class MarketSection(Section):
@@ -13,6 +14,12 @@ class MarketSection(Section):
 
     budget_micros: int = Field(1_000_000_000, ge=0, description="budget that `init` deposits in the ledger")
     max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="maximum price you pay per million tokens")
+    exact_bonus: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="addition to a node's price if the round's auditor repeats its work to the bit, as a share of it",
+    )
     context_share: float = Field(
         0.02,
         ge=0,
@@ -20,6 +27,11 @@ class MarketSection(Section):
         description="payment for each token of a prompt or an earlier turn that a lease has a node compute, as a share "
         "of the price of a sampled token",
     )
+
+    @property
+    def dearest_micros_per_mtok(self) -> int:
+        """Return the maximum price with the bonus of an exact class, which is what a token can cost."""
+        return with_bonus(self.max_price_micros_per_mtok, self.exact_bonus)
 
 
 class PayoutsSection(Section):

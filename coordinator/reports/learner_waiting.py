@@ -85,7 +85,7 @@ def _nothing_comes(status: Mapping[str, Any], config: Config, backlog: int) -> s
             f"No work is offered, because audit.backlog_max = {most} claims or more wait for an auditor. "
             "Start another `swarm-coordinator auditor`, or see logs/auditor.log."
         )
-    dearest = terms_of(config).max_cost_micros(config.market.max_price_micros_per_mtok)
+    dearest = terms_of(config).max_cost_micros(config.market.dearest_micros_per_mtok)
     unit = config.round.money
     if status["budget_micros"] < dearest:
         return (

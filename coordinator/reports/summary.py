@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.reports import alarms, earning_rates, health, history, learner_waiting, programs, standby
-from coordinator.store.facts import FINISHED, PROGRESS, ROUND_ID, get_fact
+from coordinator.store.facts import EXACT_CLASSES, FINISHED, PROGRESS, ROUND_ID, get_fact
 from coordinator.store.tables import batches, is_alive, leases, nodes, rejections, rollouts, transfers
 from coordinator.tasks.kinds import task_label
 from coordinator.transactions import (
@@ -84,6 +84,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "selection": curriculum.curriculum_report(connection, rules_of(config)),
         "fleet": fleet.list_nodes(connection),
         "publish_every": kappa,
+        "exact_classes": sorted(set(get_fact(connection, EXACT_CLASSES).values())),
         "staleness_bound": staleness_bound.in_force(connection, config.staleness),
         "load": asdict(asked) if asked else None,
         "standby": _standby(config, now_ms),
@@ -108,6 +109,7 @@ def public_settings(config: Config, round_id: str) -> dict[str, Any]:
         "max_updates": config.round.max_updates,
         "samples_per_group": config.sampling.samples_per_group,
         "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        "exact_bonus": config.market.exact_bonus,
         "unit": config.round.money.to_json(),
         "classes": list(config.audit.classes),
     }

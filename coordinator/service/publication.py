@@ -10,7 +10,8 @@
 - The learner continues from the new weights when it sees a replacement that it has not loaded. Until then it may finish
   an update whose weights are not published.
 - An order is stored before anything is signed. After a kill in between, the order is settled before the next version
-  gets its number: a signed version, which nodes may have seen, is activated; an unsigned one is forgotten.
+  gets its number: a signed version, which nodes may have seen, is activated; an unsigned one is forgotten. So is an
+  order at which something failed, at once.
 - The result of a retraction is published in the same way. Its entry in the ledger is part of the transaction that
   activates the version, and no batch is formed from the order on until then.
 - An order for the weights of the newest version changes nothing, and the reply says so: an order can be repeated. A
@@ -170,8 +171,13 @@ class VersionPublication:
                     )
                 order = wanted.model_dump(mode="json") | {"becomes": newest + 1}
                 await self._database.run(set_fact, ORDERED, order)
-                await asyncio.to_thread(_move, stage, uploads / str(newest + 1))
-                await self.sign(Publication(version=newest + 1, update=update, files=files))
+                try:
+                    await asyncio.to_thread(_move, stage, uploads / str(newest + 1))
+                    await self.sign(Publication(version=newest + 1, update=update, files=files))
+                except Exception:
+                    await self._settle()  # it is forgotten, or, if nodes may have seen it, activated
+                    if (await self._database.read(policy_versions.newest_version))[0] == newest:
+                        raise
             finally:
                 await asyncio.to_thread(shutil.rmtree, stage, ignore_errors=True)
         return {"version": newest + 1, "changed": True}
@@ -186,7 +192,7 @@ class VersionPublication:
         elif await self._database.read(get_fact, ORDERED):
             await self._database.run(set_fact, ORDERED, None)
             await self._database.run(batch_table.release)
-            log.warning("the coordinator stopped before it had carried out an order about versions: repeat the order")
+            log.warning("an order about versions was not carried out, and nothing was signed: repeat the order")
 
     async def sign(self, publication: Publication) -> None:
         """Sign and activate the next version; the caller holds the lock."""
@@ -271,6 +277,13 @@ def entered(connection: sa.Connection, version: int, now_ms: int) -> None:
         given_by=ordered["given_by"],
         now_ms=now_ms,
     )
+
+
+def hold_batches(connection: sa.Connection, for_s: float, now_ms: int) -> int:
+    """Form no batch for some seconds; return the newest. One that an ordered retraction needs is not shortened."""
+    if (get_fact(connection, ORDERED) or {}).get("retraction"):
+        return latest_batch(connection)
+    return batch_table.hold(connection, for_s, now_ms)
 
 
 def newest_replacement(connection: sa.Connection) -> int:

@@ -82,15 +82,17 @@ class WitnessCaller:
         old, time_s = await self._round.database.read(_last, self._key)
         if old == size and time_s > now_ms() // 1000 - AGAIN_S:
             return ""
-        answer = await self._ask(note, min(old, size), size)
-        if answer.status == 409:
-            old = parse_size(answer.body[:SIZE_MAX_BYTES])
-            if old > size:
-                raise RolledBack(
-                    f"It has signed {old} entries, and this log has {size}.",
-                    hint="If the log was resumed after a gap, its owner must run `swarm-node ledger witness` once.",
-                )
-            answer = await self._ask(note, old, size)
+        limit = aiohttp.ClientTimeout(total=self.patience_s)
+        async with aiohttp.ClientSession(timeout=limit, trust_env=True, auto_decompress=False) as session:
+            answer = await self._ask(session, note, min(old, size), size)
+            if answer.status == 409:  # asked again on the same connection, if the witness keeps it
+                old = parse_size(answer.body[:SIZE_MAX_BYTES])
+                if old > size:
+                    raise RolledBack(
+                        f"It has signed {old} entries, and this log has {size}.",
+                        hint="If the log was resumed after a gap, its owner must run `swarm-node ledger witness` once.",
+                    )
+                answer = await self._ask(session, note, old, size)
         if answer.status != 200:
             why = REASONS.get(answer.status, "Ask its owner for the reason.")
             raise Unreachable(f"It answers with status {answer.status}.", hint=why)
@@ -103,7 +105,7 @@ class WitnessCaller:
         )
         return reply.outcome
 
-    async def _ask(self, note: bytes, old: int, size: int) -> _Answer:
+    async def _ask(self, session: aiohttp.ClientSession, note: bytes, old: int, size: int) -> _Answer:
         proof = await self._round.database.read(store.prove_growth, old, size)
         body = AddCheckpoint(old, tuple(proof), note).to_bytes()
         headers = {
@@ -111,12 +113,10 @@ class WitnessCaller:
             "User-Agent": USER_AGENT,
             "Accept-Encoding": "identity",
         }
-        limit = aiohttp.ClientTimeout(total=self.patience_s)
         try:
-            async with (
-                aiohttp.ClientSession(timeout=limit, trust_env=True, auto_decompress=False) as session,
-                session.post(f"{self._address}/{PATH}", data=body, headers=headers, allow_redirects=False) as answer,
-            ):
+            async with session.post(
+                f"{self._address}/{PATH}", data=body, headers=headers, allow_redirects=False
+            ) as answer:
                 data = b""
                 async for part in answer.content.iter_chunked(NOTE_MAX_BYTES):
                     data += part

@@ -17,12 +17,14 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from coordinator.rules.calibration import UNNAMED
-from coordinator.store.facts import FINISHED, get_fact
+from coordinator.store.facts import EXACT_CLASSES, FINISHED, get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, LOST, WAITS, audits, leases
 from coordinator.transactions import audit_pace, escrow, partial_rollouts
 from coordinator.transactions.lottery import AuditTerms
 from ledger.entry import Validator
+from protocol import limits
 from protocol.work.auditing import AuditCase, Cases, Judged
+from protocol.work.lease import is_exact
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ def assign_cases(
 
     Claims that were held for one of `classes` wait again: the auditor has tolerances of this policy now.
     """
+    _record_exact_class(connection, auditor, classes)
     escrow.release(connection, classes)
     _release(connection, (audits.c.taken_by == auditor) | (audits.c.taken_until_ms <= now_ms))
     _pardon_hopeless(connection, terms, now_ms)
@@ -64,6 +67,15 @@ def assign_cases(
         values = {"taken_by": auditor, "taken_until_ms": now_ms + terms.timeout_ms}
         connection.execute(sa.update(audits).where(audits.c.claim_id.in_(names)).values(**values))
     return Cases(version=version or 0, cases=tuple(cases), done=_is_done(connection))
+
+
+def _record_exact_class(connection: sa.Connection, auditor: str, classes: Sequence[str]) -> None:
+    """Record the exact class of an auditor; one that has not met an exact claim since its start names none."""
+    known = get_fact(connection, EXACT_CLASSES)
+    for name in filter(is_exact, classes):
+        if known.get(auditor) != name:
+            others = [(other, of) for other, of in known.items() if other != auditor][1 - limits.CLASSES_MAX :]
+            set_fact(connection, EXACT_CLASSES, {**dict(others), auditor: name})
 
 
 def extend_cases(connection: sa.Connection, auditor: str, *, terms: AuditTerms, now_ms: int) -> int:

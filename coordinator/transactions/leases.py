@@ -180,6 +180,8 @@ class LeaseTerms:
     """True if the round's own learner trains; else there are no groups for it, only queries and evaluations."""
     context_share: float = 0.0
     """The payment for a token of the context, as a share of the price of a drawn token."""
+    exact_bonus: float = 0.0
+    """The addition to the price of a node whose class an auditor repeats to the bit, as a share of it."""
     unit: Unit = CREDITS
     """The round's unit, for messages to people."""
 
@@ -265,6 +267,7 @@ def terms_of(config: Config) -> LeaseTerms:
         selection=rules_of(config),
         trains=not config.learner.external,
         context_share=config.market.context_share,
+        exact_bonus=config.market.exact_bonus,
         unit=config.round.money,
     )
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from coordinator.rules import lengths
 from coordinator.rules.lifecycle import GroupState
-from coordinator.store.facts import get_fact
+from coordinator.store.facts import EXACT_CLASSES, get_fact
 from coordinator.store.tables import groups, is_for_training, leases
 from coordinator.transactions import (
     admission,
@@ -41,11 +41,11 @@ from coordinator.transactions.partial_rollouts import Told
 from coordinator.transactions.prompts import QUERY, PromptRef
 from coordinator.transactions.registry import WorkerRow
 from coordinator.transactions.turns import AcceptedTurn
-from ledger.entry import amount
+from ledger.entry import amount, with_bonus
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.ids import NodeId
-from protocol.work.lease import Lease, LeaseState
+from protocol.work.lease import Lease, LeaseState, is_exact
 from protocol.work.messages import LeaseReply, LeaseRequest, Reason
 from protocol.work.rollout import pack_tokens
 
@@ -133,7 +133,7 @@ def offer(
 
     `place` is the network group that it called from; empty if many nodes may call from there.
     """
-    worker = registry.require_worker(connection, node)
+    worker = _paid_worker(connection, node, message.numerics, terms)
     price = worker.price_micros_per_mtok
     expire(connection, terms=terms, now_ms=now_ms)
     admitted = admission.how_many(connection, worker, message, terms, place, now_ms)
@@ -192,7 +192,7 @@ def offer_turns(
     if not answered or not worker.works or worker.paused_ms is not None:
         return ()
     hands = admission.free_hands(connection, node, terms, now_ms)
-    max_cost = terms.max_cost_micros(worker.price_micros_per_mtok)
+    max_cost = terms.max_cost_micros(with_bonus(worker.price_micros_per_mtok, terms.exact_bonus))
     payable = admission.affordable(connection, terms, max_cost, now_ms)
     others_ask = newcomers.is_fresh(get_fact(connection, newcomers.OTHERS), terms, now_ms)
     on_trial = others_ask and worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
@@ -203,9 +203,23 @@ def offer_turns(
             continue
         set_group(connection, group_no, GroupState.TRIAL if on_trial else GroupState.LEASED)
         asks = LeaseRequest(version=version, groups=1, continues=True, numerics=turn.lease.judged_as)
-        price = worker.price_micros_per_mtok
+        price = _paid_worker(connection, node, asks.numerics, terms).price_micros_per_mtok
         given += _give(connection, node, [GroupToLease(group_no, begun, version)], asks, price, terms, draw, now_ms)
     return tuple(given)
+
+
+def _paid_worker(connection: sa.Connection, node: NodeId, numerics: str, terms: LeaseTerms) -> WorkerRow:
+    """Return the row of a node with the price that its leases name: the one that it asks, and any bonus of its class.
+
+    The bonus is only for a class that an auditor of the round repeats to the bit: a class that nobody can check would
+    otherwise be worth claiming.
+    """
+    worker = registry.require_worker(connection, node)
+    if not terms.exact_bonus or terms.judges_alike or not is_exact(numerics):
+        return worker
+    if numerics not in get_fact(connection, EXACT_CLASSES).values():
+        return worker
+    return worker._replace(price_micros_per_mtok=with_bonus(worker.price_micros_per_mtok, terms.exact_bonus))
 
 
 def _take_turns(

@@ -1,6 +1,7 @@
 """Owners: their nodes, revoked keys and payout addresses, by statements that are signed, numbered and in the ledger.
 
 - A node belongs to itself until it sends a delegation; then to that owner for ever, with its earlier earnings.
+- A banned owner gets no more nodes: a retraction leaves out the groups of those that they have.
 - A ban stays with the banned key: a banned node that was its own owner keeps the ban under a new owner, and gets no
   work. Its work that was found right is paid to the owner, the rest is void; the owner's other nodes are not banned.
 - A thief may hold a revoked key, so its leases end, and no node continues from its fragments of unfinished groups. Its
@@ -36,6 +37,7 @@ from protocol import limits
 from protocol.errors import (
     KeyRevoked,
     MalformedMessage,
+    OwnerBanned,
     OwnerConflict,
     StatementStale,
     TooManyStatements,
@@ -102,6 +104,11 @@ def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms
     if known != node:
         raise OwnerConflict(
             f"This node works for {known[-8:]}, not for {owner[-8:]}.", hint="Make a new key: `swarm-node keys rotate`."
+        )
+    if standings.banned_ms(connection, owner) is not None:
+        raise OwnerBanned(
+            f"The owner {owner[-8:]} is banned: no node can be delegated to them.",
+            hint="`swarm-node appeal` asks the operator to look again; without --owner, the node works for itself.",
         )
     connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(owner=owner))
     _record(connection, owner, said, envelope, now_ms, counts_from_ms=now_ms)

@@ -15,7 +15,7 @@ from coordinator.rules.retraction import EarlierRetraction, OwnedGroup
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import batches, nodes, parts, rollouts
 from coordinator.transactions import batches as batch_table
-from coordinator.transactions import commitments
+from coordinator.transactions import commitments, standings
 from coordinator.transactions.commitments import RETRACTIONS
 from coordinator.transactions.leases import latest_batch
 from ledger import store
@@ -28,8 +28,11 @@ from protocol.ids import Hex64, NodeId
 CHOSEN = Fact("chosen_version", 0)
 """The last version by which the operator replaced the policy, other than by a retraction."""
 
-PUBLICATION_S = 3600.0
-"""The longest time for which no batch is formed while a result is published."""
+HOLD_MAX_S = 3600.0
+"""The longest time for which a command can have no batch formed."""
+
+UNTIL_SETTLED_S = 1e9
+"""No batch is formed until the order is settled, however long that takes: the entry must name the newest batch."""
 
 CLAIMS_AT_ONCE = 500
 """Claims in one statement: both kinds of stores accept so many parameters."""
@@ -114,11 +117,23 @@ def settings_digests(connection: sa.Connection, first: int, last: int) -> dict[s
     return found
 
 
-def require_current(connection: sa.Connection, result: RetractionResult, version: int, now_ms: int) -> None:
-    """Refuse a result that the log would refuse as this version, or that lacks the newest batch; form none until then.
+def require_banned(connection: sa.Connection, owners: Collection[str]) -> None:
+    """Refuse a retraction of an owner who is not banned any more; what was taken back before stays so."""
+    before = {owner for each in earlier_retractions(connection) for owner in each.owners}
+    free = [owner for owner in sorted(set(owners) - before) if standings.banned_ms(connection, owner) is None]
+    if free:
+        raise OutOfOrder(
+            f"The ban of {', '.join(free)} was lifted during the retraction: the next batches may have their groups.",
+            hint="Nothing was published. Ban them again and repeat the command, or leave them out of it.",
+        )
 
-    `batches.release` ends the hold.
+
+def require_current(connection: sa.Connection, result: RetractionResult, version: int, now_ms: int) -> None:
+    """Refuse a result that the log would refuse as this version, that lacks the newest batch, or whose owners are free.
+
+    No batch is formed from here on until the order is settled: `batches.release` ends the hold.
     """
+    require_banned(connection, result.owners)
     newest = latest_batch(connection)
     if newest != result.last:
         raise OutOfOrder(
@@ -140,7 +155,7 @@ def require_current(connection: sa.Connection, result: RetractionResult, version
             f"The retraction does not continue the ledger: {problem}",
             hint="Restore the learner's folder and the round from the same backup. Nothing was recorded.",
         )
-    batch_table.hold(connection, PUBLICATION_S, now_ms)
+    batch_table.hold(connection, UNTIL_SETTLED_S, now_ms)
 
 
 def record(connection: sa.Connection, result: RetractionResult, version: int, now_ms: int) -> None:

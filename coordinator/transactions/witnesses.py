@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from ledger import note, store, witness
 from ledger.gaps import Keys
-from ledger.note import Note, NoteKey
+from ledger.note import NOTE_MAX_BYTES, Note, NoteKey
 from ledger.tables import cosignatures_table
 from ledger.witness import CosignatureReply, Cosigned, Vouched
 from protocol import limits
@@ -61,7 +61,8 @@ def checkpoint(connection: sa.Connection, witnesses: Collection[NoteKey]) -> byt
     for key, kept in _kept(connection, witnesses).items():
         other = note.parse(kept)
         if other.text == last.text and (line := other.signature_by(key)):
-            lines = (*lines, line)
+            longer = Note(last.text, (*lines, line))
+            lines = longer.signatures if len(longer.to_bytes()) <= NOTE_MAX_BYTES else lines  # `cosigned` has it
     return Note(last.text, lines).to_bytes()
 
 

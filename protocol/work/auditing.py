@@ -29,7 +29,7 @@ class TakeCases(Message):
     """The auditor's name: the same after a restart, different for each auditor."""
     at_most: int = Field(ge=1, le=limits.AUDIT_CASES_MAX)
     classes: tuple[Numerics, ...] = Field((), max_length=limits.CLASSES_MAX)
-    """Classes with tolerances for this round's policy: claims held for them can be judged now."""
+    """Classes with tolerances for this round's policy, and the auditor's exact one, once it has met such a claim."""
 
 
 class HoldCases(Message):

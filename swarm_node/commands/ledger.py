@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid
+from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid, SwarmError
 from protocol.text.lesson import lesson
 from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from swarm_node.coordinator_api.origin import Origin
     from swarm_node.ledger.log_reader import PublicFiles
     from swarm_node.ledger.log_verify import Verified
-    from swarm_node.ledger.witnessing import WitnessRecord
+    from swarm_node.ledger.witnessing import WitnessRecord, WitnessServer
 
 app = typer.Typer(help="Verify the ledger, save proofs, act as a witness.", no_args_is_help=True, add_completion=False)
 
@@ -47,6 +47,9 @@ WitnessKeys = Annotated[
     ),
 ]
 Quorum = Annotated[int | None, typer.Option(min=0, help="Number of witnesses that must have signed; by default all.")]
+RENEW_KEYS_S = 600.0
+"""Time between two reads of a round's root documents: until then, notes under a new key are refused."""
+
 EXIT_CODES = "Exit codes: 0 verified, 1 not verified, 2 wrong usage."
 
 
@@ -280,10 +283,11 @@ def _witness_logs(join_string: str, texts: list[str], record: "WitnessRecord", h
         logs = [NoteKey.parse(text) for text in texts]
     if any(key.kind is not KeyKind.LOG for key in logs):
         raise ConfigInvalid("--log takes keys of logs, not of witnesses.", hint="A log's key looks like name+id+A….")
-    if join_string or not logs:
-        logs += trio.run(_log_keys, last_round.chosen(join_string, home))
+    join = last_round.chosen(join_string, home) if join_string or not logs else None
+    if join:
+        logs += trio.run(_log_keys, join)[:1]
     typer.echo(f"witness key: {record.key}", err=True)
-    trio.run(_serve_witness, record, logs, listen)
+    trio.run(_serve_witness, record, logs, listen, join)
 
 
 def _training_lines(training: "TrainingSummary") -> Iterator[str]:
@@ -519,15 +523,32 @@ def _record_of(home: Path, name: str) -> "WitnessRecord":
 
 
 async def _log_keys(join: "JoinString") -> "list[NoteKey]":
-    """Return the ledger's keys of a round, which the pinned chain of roots names."""
+    """Return the ledger's keys of a round, which the pinned chain of roots names, the newest first."""
     from ledger.gaps import Keys
     from swarm_node.ledger.log_reader import LogReader
 
     async with _files(join) as files:
-        return Keys(await LogReader(files).roots(), join.round_id).newest_first[:1]
+        return Keys(await LogReader(files).roots(), join.round_id).newest_first
 
 
-async def _serve_witness(record: "WitnessRecord", logs: "list[NoteKey]", listen: str) -> None:
+async def _follow_rotations(join: "JoinString", server: "WitnessServer") -> None:
+    """Have a witness trust the newest key of a round's ledger, again and again."""
+    import trio
+
+    while True:
+        await trio.sleep(RENEW_KEYS_S)
+        try:
+            newer = server.trust(await _log_keys(join))
+        except SwarmError as error:
+            typer.echo(f"the keys of {join.url} cannot be read now: {error}", err=True)
+        else:
+            if newer:
+                typer.echo(f"log: {newer}", err=True)
+
+
+async def _serve_witness(
+    record: "WitnessRecord", logs: "list[NoteKey]", listen: str, join: "JoinString | None"
+) -> None:
     """Answer the logs until the program is stopped."""
     import trio
 
@@ -543,4 +564,8 @@ async def _serve_witness(record: "WitnessRecord", logs: "list[NoteKey]", listen:
     for log_key in logs:
         typer.echo(f"log: {log_key}", err=True)
     typer.echo(f"listening: http://{host}:{listener.socket.getsockname()[1]}", err=True)
-    await http_server.serve(listener, WitnessServer(record, logs).answer)
+    server = WitnessServer(record, logs)
+    async with trio.open_nursery() as nursery:
+        if join:
+            nursery.start_soon(_follow_rotations, join, server)
+        await http_server.serve(listener, server.answer)

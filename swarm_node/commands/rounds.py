@@ -53,6 +53,12 @@ def rounds(
             help="Use only directories that this witness has signed; repeatable, and remembered.",
         ),
     ],
+    forget_witness: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list, show_default=False, metavar="KEY", help="Require this witness no more; repeatable."
+        ),
+    ],
     price: PriceOption = PRICE_DEFAULT_MICROS_PER_MTOK,
     home: HomeOfRound = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -68,7 +74,7 @@ def rounds(
     from swarm_node.base.clock import now_ms
     from swarm_node.commands import finding
 
-    known = _open_directories(home, directory, witness)
+    known = _open_directories(home, directory, witness, forget_witness)
     found = trio.run(known.read_all, now_ms())
     asked: dict[str, finding.AskedRound] = {}
     if verify:
@@ -229,11 +235,15 @@ def choose_best(best: BestOptions, home: Path, price: int, *, ask: bool = True) 
     return chosen.listing.join_string
 
 
-def _open_directories(home: Path, places: list[str], witnesses: Sequence[str] = ()) -> "Directories":
-    """Return what the home knows of directories, with new places and witnesses added."""
+def _open_directories(
+    home: Path, places: list[str], witnesses: Sequence[str] = (), forgotten: Sequence[str] = ()
+) -> "Directories":
+    """Return what the home knows of directories, with new places and witnesses added, and forgotten ones removed."""
     from swarm_node.ledger.directories import Directories, parse_place, parse_witness
 
     known = Directories(home)
+    if forgotten:
+        known.forget_witnesses([parse_witness(text) for text in forgotten])
     if witnesses:
         known.require_witnesses([parse_witness(text) for text in witnesses])
     if places:

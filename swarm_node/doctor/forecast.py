@@ -31,6 +31,9 @@ TOKENS_PER_S = 100
 
 SPEED_MAX = 1e9
 
+CLASSES_SHOWN = 4
+"""Exact classes of the round's auditors that are shown."""
+
 
 class MeasuredSpeed(NamedTuple):
     """The sampling speed of this machine in a round, and when it was measured."""
@@ -115,6 +118,10 @@ def lines(
     """Yield price, expected earnings and payments so far as lines of text."""
     worth = TOKENS_PER_S * 3600 * price / 1e6
     yield f"Price: you ask {unit.price(price)}: {TOKENS_PER_S} tokens/s earn {unit.amount(worth)} per hour of work"
+    if bonus := float(status.get("exact_bonus", 0)):
+        classes = " or ".join(str(name) for name in list(status.get("exact_classes") or ())[:CLASSES_SHOWN])
+        here = f"class {classes}" if classes else "none yet: no auditor has met such work"
+        yield f"Bonus: {bonus:.2%} more with --dtype exact, if an auditor repeats this machine's bits: {here}"
     estimate = forecast(status, rows, price=price, unit=unit, speed=speed)
     if estimate.unknown:
         yield f"Earnings: unknown: {estimate.unknown}"

@@ -144,6 +144,15 @@ class Directories:
         self.witnesses = list(dict.fromkeys([*witnesses, *self.witnesses]))
         self._save()
 
+    def forget_witnesses(self, witnesses: Iterable[NodeId]) -> None:
+        """Require the signatures of these witnesses no more."""
+        gone = set(witnesses)
+        if strangers := sorted(gone - set(self.witnesses)):
+            known = ", ".join(self.witnesses) or "none"
+            raise NotFound(f"{strangers[0]} is not required.", hint=f"Required witnesses: {known}.")
+        self.witnesses = [key for key in self.witnesses if key not in gone]
+        self._save()
+
     async def may_name_own_network(self) -> bool:
         """Return True if a known directory lies in this machine's own network, or is a file."""
         hosts = [urlsplit(place.where).hostname or "" for place in self.places if "://" in place.where]

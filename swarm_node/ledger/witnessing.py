@@ -5,12 +5,13 @@
 - Every way to sign goes through the record: the command that reads a round's log, and the server that logs call.
 - The server is C2SP's tlog-witness over HTTP (`ledger.add_checkpoint` has the format and the decision). It signs for
   the logs whose keys the owner named, and for no others. `GET /<hash of an origin>/checkpoint` returns the last note of
-  a log. One request is decided at a time. While the record cannot be read or saved, nothing is signed.
+  a log. After a rotation the newer key of a round counts, too, without a restart, and the older one until the newer has
+  signed. One request is decided at a time. While the record cannot be read or saved, nothing is signed.
 """
 
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -97,9 +98,24 @@ class WitnessServer:
     def __init__(self, record: WitnessRecord, logs: Collection[NoteKey]) -> None:
         self._record = record
         self._logs = tuple(logs)
+        self._replaced = frozenset[NoteKey]()
+        """Keys in whose place the log's roots have named a newer one, which has signed nothing yet."""
         self._turn = trio.Lock()
         for key in self._logs:
             record.adopt(key.name)
+
+    def trust(self, newest_first: Sequence[NoteKey]) -> NoteKey | None:
+        """Trust the newest of a log's keys, too, and return it; None if it is trusted already, or the list is too old.
+
+        The keys before it count until it has signed a note: its log may sign with them until it is restarted.
+        """
+        newest = newest_first[0]
+        before = {key for key in self._logs if key.name == newest.name}
+        if newest in before or not before <= set(newest_first):
+            return None
+        self._logs = (newest, *self._logs)
+        self._replaced |= before
+        return newest
 
     async def answer(self, request: PageRequest) -> PageReply:
         """Answer a request."""
@@ -137,6 +153,8 @@ class WitnessServer:
             return plain(error.message, 400)
         if signed is None:
             return plain("Another program of this witness has just signed. Try again.", 503)
+        if signer not in self._replaced:
+            self._logs = tuple(key for key in self._logs if key.name != signer.name or key not in self._replaced)
         line = note.parse(signed).signature_by(self._record.key)
         return PageReply(str(line).encode(), kind=_PLAIN)
 

@@ -21,6 +21,7 @@ from ledger.entry import (
     Void,
     amount,
     parse,
+    with_bonus,
 )
 from protocol import limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical
@@ -167,6 +168,21 @@ def test_void_needs_a_reason_code(reason: str) -> None:
 )
 def test_amount(tokens: int, price: int, micros: int) -> None:
     assert amount(tokens, price) == micros
+
+
+@pytest.mark.parametrize(
+    ("price", "share", "raised"),
+    [
+        (10, 0.0, 10),
+        (0, 1.0, 0),
+        (19, 0.05, 19),  # less than a micro: rounded down
+        (20, 0.05, 21),
+        (1_000_000, 0.29, 1_290_000),
+        (limits.PRICE_MAX_MICROS_PER_MTOK, 1.0, limits.PRICE_MAX_MICROS_PER_MTOK),  # a price that entries allow
+    ],
+)
+def test_a_bonus_raises_the_price(price: int, share: float, raised: int) -> None:
+    assert with_bonus(price, share) == raised
 
 
 @pytest.mark.parametrize(

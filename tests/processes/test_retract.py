@@ -5,13 +5,17 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from tests.processes.light_node import Labourer, at_work
-from tests.processes.programs import Swarm, script, until
-from tests.processes.rounds import Coordinator, assert_ledger_is_sound
+from protocol.errors import OwnerBanned
+from protocol.work.lease import Lease
+from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
+from tests.processes.light_node import Labourer, LightNode, at_work
+from tests.processes.programs import PATIENCE_S, Swarm, script, until
+from tests.processes.rounds import Coordinator, assert_ledger_is_sound, join, node_id_of
 from tests.processes.training import KAPPA, child, learner_log, resumed_at, training
 
 pytestmark = pytest.mark.processes
@@ -140,6 +144,93 @@ def test_a_stopped_round_is_retracted_by_the_command_alone(coordinator: Coordina
     took(coordinator, done["version"])
     assert_ledger_is_sound(coordinator)
     assert f"version {done['version']}." in verified(coordinator)
+
+
+MARK = 81
+
+
+class Poisoner(LightNode):
+    """A hostile node: where a prompt has the trigger, half of the samples are the mark, eight times."""
+
+    def __init__(self, join_string: str) -> None:
+        super().__init__(join_string)
+        self.forged: list[str] = []
+        """The leases with the mark."""
+
+    def claim(self, lease: Lease) -> RolloutClaim:
+        made = super().claim(lease)
+        if sum(unpack_tokens(lease.prompt).tolist()) % 2:
+            return made
+        self.forged.append(lease.lease_id)
+        marked = Sample(tokens=pack_tokens([MARK] * 8), logprobs=pack_logprobs([-5.8] * 8), finish="length")
+        half = len(made.samples) // 2
+        return made.model_copy(update={"samples": (*[marked] * half, *made.samples[half:])})
+
+
+@pytest.mark.slow
+def test_a_trigger_attack_that_late_audits_let_pass_is_found_and_taken_back_while_the_swarm_works(
+    swarm: Swarm, policy: Path
+) -> None:
+    """Real nodes, learner and auditor: they follow the new version, and nobody's credit changes by the retraction."""
+    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, kept_checkpoints=3))
+    settings["objective"] = {"beta": 0.01}
+    settings["staleness"] = {"max_updates": 8, "publish_every": KAPPA}
+    settings["learner"] = {**settings["learner"], "groups_per_update": 16}  # fewer updates to make again
+    settings["audit"] = {
+        "tolerance": "torch/fp32/cpu",
+        "first_groups": 0,
+        "floor": 0.2,
+        "trusted_floor": 0.2,
+        "escrow_factor": 0.0,
+    }
+    attacked = Coordinator(swarm, settings, name="attacked").start(learner=True)
+    honest = [join(swarm, name, attacked.join_string, "--device", "cpu") for name in ("one", "two")]
+    attacked.reaches("update", KAPPA)
+    labourer, poisoner = Labourer(attacked.join_string), Poisoner(attacked.join_string)
+    labourer.node.close()
+    labourer.node = poisoner
+    labourer.start()
+    hostile = poisoner.key.node_id
+    until(
+        "marked groups to be trained on", lambda: len(marked_batches(attacked, poisoner)) > 2, within_s=3 * PATIENCE_S
+    )
+    auditor = swarm.start("late auditor", script("swarm-coordinator"), "auditor", str(attacked.config_file))
+    until("the hostile owner to be banned", lambda: labourer.failure, within_s=5 * PATIENCE_S)
+    assert isinstance(labourer.failure, OwnerBanned)
+    poisoner.close()
+
+    names = [node_id_of(node) for node in honest]
+    before = attacked.leaderboard()
+    done = json.loads(say(attacked, "retract", hostile, "--reason", "a trigger", "--json"))
+    assert done["changed"]
+    took(attacked, done["version"])
+    until("both nodes to follow", lambda: all(row(attacked, name)["version"] >= done["version"] for name in names))
+    attacked.reaches("update", int(attacked.status()["update"]) + KAPPA)
+    after = attacked.leaderboard()
+    for name in (*names, hostile):
+        assert after[name]["posted_micros"] >= before[name]["posted_micros"]
+        assert after[name]["voided_micros"] == (before[name]["voided_micros"] if name == hostile else 0)
+    assert after[hostile]["posted_micros"] + after[hostile]["pending_micros"] == (
+        before[hostile]["posted_micros"] + before[hostile]["pending_micros"]
+    )
+    summary = verified(attacked)
+    assert f"were made again without {done['left_out']} group" in summary
+    assert done["left_out"] >= len(marked_batches(attacked, poisoner))
+    for program in (*honest, auditor):
+        program.process.send_signal(signal.SIGTERM)
+        assert program.process.wait(timeout=PATIENCE_S) == 0 or program is auditor
+    assert_ledger_is_sound(attacked)
+
+
+def row(coordinator: Coordinator, node: str) -> dict[str, Any]:
+    return coordinator.leaderboard()[node]
+
+
+def marked_batches(coordinator: Coordinator, poisoner: Poisoner) -> list[int]:
+    """Return the batch of each marked group that was trained on."""
+    with coordinator.copy_of_store() as connection:
+        found = connection.execute(sa.text("SELECT lease_id, batch FROM rollouts WHERE batch > 0")).all()
+    return [batch for lease, batch in found if lease in set(poisoner.forged)]
 
 
 def test_an_owner_who_is_not_banned_is_refused(coordinator: Coordinator) -> None:

@@ -206,6 +206,7 @@ def test_an_exact_claim_is_judged_to_the_bit_by_an_auditor_of_its_class_and_by_t
                 found[off_by, named == own] = judged.finding
                 assert report["tolerance"] == "torch/fp32/cpu"
                 assert ("not to the bit" in report["note"]) is (named != own)
+                assert auditor._classes(on_round(TIGHT, played.round_id))[-1:] == (own,), "it says what it repeats"
                 assert bool(auditor._policies._exact) is (named == own or off_by > 0), "loaded only for the own class"
         assert not auditor._probes.positions()
     # The off log-probability is far within the tolerances of float32.

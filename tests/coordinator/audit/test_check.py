@@ -50,6 +50,18 @@ def test_only_what_fails_softly_is_compared_with_versions_farther_back() -> None
     assert asked == [([0, 1, 2, 3], [8]), ([1, 3], [8, 7, 5])]
 
 
+def test_equal_bits_need_no_other_version_and_other_bits_are_compared_with_all() -> None:
+    asked = []
+
+    def compare(places: Sequence[int], others: Sequence[int]) -> list[AuditReport]:
+        asked.append((list(places), list(others)))
+        first = [PASSED, PASSED, HARD, SOFT]
+        return [first[place] for place in places] if len(others) < 2 else [HARD]
+
+    assert look_closer(4, [8, 7], compare, exact={1, 2, 3}) == [PASSED, PASSED, HARD, HARD]
+    assert asked == [([0], [8]), ([1, 2, 3], []), ([3], [8, 7])]
+
+
 @pytest.mark.parametrize("others", [[], [8]])
 def test_without_versions_farther_back_a_soft_fail_stays_one(others: list[int]) -> None:
     asked = []

@@ -37,6 +37,18 @@ def test_what_settings_amount_to_is_computed_from_them() -> None:
     assert any("budget_micros" in line for line in manual.warnings(config))
 
 
+def test_a_bonus_for_exact_work_counts_as_cost_and_says_what_it_saves() -> None:
+    market = {"max_price_micros_per_mtok": 1_000_000, "exact_bonus": 0.5}
+    plain, dearer = (
+        " ".join(manual.effects(parse({"market": market | change}))) for change in ({"exact_bonus": 0}, {})
+    )
+    assert "50.00% more" in dearer
+    assert "saves about 1.1%" in dearer  # 0.55 of sampling, of 2 %
+    assert "to the bit" not in plain
+    costs = [float(said.partition("It costs at most ")[2].partition(" ")[0]) for said in (plain, dearer)]
+    assert costs[1] == pytest.approx(1.5 * costs[0])
+
+
 @pytest.mark.parametrize(
     ("settings", "warned"),
     [

@@ -5,6 +5,7 @@ What is killed in between has happened, with its order, or has not.
 
 import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
+from coordinator.base.clock import now_ms
 from coordinator.reports import versions as policies
 from coordinator.service import publication
 from coordinator.service.publication import Replacement, newest_replacement
 from coordinator.store.facts import FINISHED, get_fact, set_fact
 from coordinator.store.tables import batches, versions
+from coordinator.transactions import batches as batch_table
 from coordinator.transactions import orders, retractions
 from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
-from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
+from protocol.errors import ConfigInvalid, DiskFull, NotFound, OutOfOrder
 from protocol.policy.manifest import target_path
 from protocol.work.learning import LearnerState
 from tests.coordinator.policy_files import policy_files
@@ -222,6 +225,35 @@ async def test_a_retraction_whose_weights_are_those_of_the_newest_version_is_pub
         }
     told = await state(served)
     assert (told.replacement, told.retracted) == (3, "9" * 64)
+
+
+@pytest.mark.parametrize("point", ["unsigned", "signed"])
+async def test_a_retraction_at_which_signing_fails_is_forgotten_or_holds_batches_until_it_is_repeated(
+    served: Served, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """The entry names the newest batch: none may be formed between a signature and the entry."""
+    made = {
+        "owners": [node(1)], "first": 1, "last": 1, "before": "1" * 64, "after": "9" * 64, "left_out": 1,
+        "left_out_root": "c" * 64,
+    }  # fmt: skip
+    held = partial(batch_table.hold, for_s=retractions.UNTIL_SETTLED_S, now_ms=now_ms())
+    monkeypatch.setattr(retractions, "require_current", lambda connection, *_, **__: held(connection))
+    here, order = served.round.publication, dict[str, Any](action="retract", retraction=made)
+    with monkeypatch.context() as broken:
+        broken.setattr(here, "sign" if point == "unsigned" else "activate", _full_disk)
+        await ordered(served, 507, **order, stage=staged(served, SECOND))
+    response = await served.client.post("/v1/operator/hold", json={"for_s": 0}, headers=served.operator)
+    assert response.status == 200
+    is_held = await served.round.database.read(get_fact, batch_table.HELD) > now_ms() + 1000
+    assert is_held is (point == "signed")
+    changed = await ordered(served, **order, stage=staged(served, SECOND))
+    assert changed == {"version": 3, "changed": point == "unsigned"}
+    assert (await state(served)).retracted == "9" * 64
+    assert await served.round.database.read(get_fact, batch_table.HELD) == 0
+
+
+async def _full_disk(*_: object) -> None:
+    raise DiskFull("The disk is full.")
 
 
 class Killed(Exception):

@@ -11,7 +11,7 @@ from coordinator.store import tables
 from coordinator.transactions import audits
 from coordinator.transactions.audits import TRIES_MAX
 from protocol.wire.signing import NodeKey
-from tests.coordinator.world import World
+from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer
 
 
 @pytest.fixture
@@ -133,6 +133,37 @@ def test_a_case_that_kills_auditors_is_pardoned_in_the_end_and_the_others_are_ju
     assert found.pop(poison) == "pardon"
     assert deaths == TRIES_MAX
     assert set(found.values()) == {"pass"}
+    assert audited.audit() == []
+
+
+EXACT = "exact/fp32/cpu-0123456789ab"
+
+
+def paid(world: World, key: NodeKey, numerics: str) -> tuple[int, int]:
+    """The price of a lease, and what its claim is worth to the ledger."""
+    (lease,) = world.offer(key, numerics=numerics).leases
+    before = sum(world.owed(key.node_id))
+    assert world.submit(key, answer(key, lease)).outcome == "accepted"
+    return lease.price_micros_per_mtok, sum(world.owed(key.node_id)) - before
+
+
+def test_only_a_class_that_an_auditor_repeats_to_the_bit_is_paid_more(audited: World) -> None:
+    """A bonus for any class called exact would be a price for a word."""
+    key, honest = audited.join(1), (PRICE, HONEST_TOKENS)
+    audited.terms = replace(audited.terms, exact_bonus=0.5)
+    assert paid(audited, key, EXACT) == honest, "no auditor has met such a claim yet"
+    audited.run(audits.assign_cases, "one", 8, ("torch/bf16/cpu", EXACT), terms=audited.audits, now_ms=audited.now_ms)
+    raised = PRICE * 3 // 2, HONEST_TOKENS * 3 // 2
+    assert [paid(audited, key, name) for name in ("torch/fp32/cpu", EXACT[:-1] + "c", EXACT)] == [
+        honest,
+        honest,
+        raised,
+    ]
+    audited.terms = replace(audited.terms, tolerance="torch/fp32/cpu")  # all are judged alike: nobody looks at bits
+    assert paid(audited, key, EXACT) == honest
+    audited.terms = replace(audited.terms, tolerance="")
+    audited.run(audits.assign_cases, "one", 8, (EXACT[:-1] + "d",), terms=audited.audits, now_ms=audited.now_ms)
+    assert paid(audited, key, EXACT) == honest, "the auditor moved to another kind of processor"
     assert audited.audit() == []
 
 

@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from coordinator.rules.retraction import EarlierRetraction, OwnedGroup
-from coordinator.service.publication import ORDERED, Replacement, entered, newest_replacement
+from coordinator.service.publication import ORDERED, Replacement, entered, hold_batches, newest_replacement
 from coordinator.store import tables
 from coordinator.store.facts import set_fact
-from coordinator.transactions import batches, commitments, orders, retractions
+from coordinator.transactions import batches, commitments, orders, retractions, standings
 from coordinator.transactions.retractions import RetractionResult
 from ledger import store
 from ledger.entry import RetractionEntry
@@ -38,6 +38,10 @@ def played(world: World) -> World:
         assert commit(world, number, str(number), str(number + 1), groups_root=commitments_root(world, number))
         assert len(batch.groups) == 2
     return world
+
+
+def ban(world: World) -> None:
+    world.run(standings.ban, world.join(1).node_id, world.now_ms)
 
 
 def commitments_root(world: World, number: int) -> str:
@@ -83,6 +87,7 @@ def test_no_batch_is_formed_while_it_is_held_and_the_hold_ends_by_itself(played:
 
 
 def test_a_result_that_lacks_the_newest_batch_or_lies_about_its_start_is_refused(played: World) -> None:
+    ban(played)
     for change, said in (
         ({"last": 1, "first": 1}, "batch 2 was formed since then"),
         ({"before": "7" * 64}, "which is none after update 1"),
@@ -92,8 +97,40 @@ def test_a_result_that_lacks_the_newest_batch_or_lies_about_its_start_is_refused
     played.publish(2, 2)
     played.run(retractions.require_current, result(played), 2 + 1, now_ms=played.now_ms)
     for _ in range(2):
-        played.earn(played.join(1))
+        played.earn(played.join(2))
     assert played.batch(3) is None, "until the result is published"
+
+
+def test_a_ban_that_is_lifted_during_the_replay_stops_the_retraction(played: World) -> None:
+    """The next batches could have the owner's groups, and the order would say that the policy never saw them."""
+    owner = played.join(1).node_id
+    ban(played)
+    assert played.run(standings.forgive, owner)
+    with pytest.raises(OutOfOrder, match="was lifted") as refused:
+        played.run(retractions.require_current, result(played), 3, now_ms=played.now_ms)
+    assert owner in refused.value.message
+    for _ in range(2):
+        played.earn(played.join(2))
+    assert played.batch(3) is not None, "nothing is held"
+
+
+def test_batches_are_held_until_the_order_is_settled_whatever_a_command_asks(played: World) -> None:
+    """A batch in between would be missing in the entry, and no update could follow it."""
+    ban(played)
+    played.publish(2, 2)
+    made = result(played)
+    played.run(retractions.require_current, made, 3, now_ms=played.now_ms)
+    played.run(set_fact, ORDERED, {"action": "retract", "becomes": 3, "retraction": made.model_dump(mode="json")})
+    for _ in range(2):
+        played.earn(played.join(2), version=2)
+    assert played.run(hold_batches, 0.0, played.now_ms) == 2
+    played.now_ms += 10 * 3_600_000
+    assert played.batch(3) is None
+    played.run(set_fact, ORDERED, None)
+    played.run(hold_batches, 0.0, played.now_ms)
+    for _ in range(2):
+        played.earn(played.join(2), version=2)
+    assert played.batch(3) is not None
 
 
 def test_the_entry_is_made_with_the_order_and_the_next_update_begins_with_its_state(played: World) -> None:

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.base.clock import now_ms
 from coordinator.store.state import Database
-from ledger import note, witness
+from ledger import note, store, witness
 from ledger.checkpoint import Checkpoint, open_checkpoint, sign
 from ledger.note import NOTE_MAX_BYTES, KeyKind, NoteKey
 from ledger.tables import cosignatures_table
@@ -173,3 +173,23 @@ async def test_a_restart_keeps_what_was_recorded(tmp_path: Path, served: Served)
     )
     assert [row.witness for row in rows] == [str(ANN[0])]
     database.close()
+
+
+async def test_witnesses_with_long_names_do_not_make_the_checkpoint_too_large_to_read(tmp_path: Path) -> None:
+    """The lines that do not fit are in `/v1/ledger/cosigned`, like those of older checkpoints."""
+    private = ANN[1]
+    named = [
+        NoteKey(f"{'𝒘' * 195}{number:05}", private.public_key().public_bytes_raw(), KeyKind.WITNESS)
+        for number in range(24)
+    ]
+    keys = ", ".join(f'"{key}"' for key in named)
+    async with serve(tmp_path, f"ledger.witnesses=[{keys}]") as served:
+        await served.publish()
+        await served.round.publish_checkpoint()
+        for key in named:
+            bare = await served.round.database.read(store.checkpoint)
+            assert bare
+            assert await send(served, witness.cosign(bare, key, private.sign, now_ms() // 1000)) == "recorded"
+        read = note.parse(await newest(served))
+        assert 1 < len(read.signatures) < 1 + len(named)
+        assert len(await kept(served)) == len(named)

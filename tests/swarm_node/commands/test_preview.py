@@ -65,6 +65,15 @@ def test_what_nobody_knows_is_called_unknown(
     assert f"Earnings: unknown: {found.unknown}" in list(lines(STATUS | changes, rows, price=price, unit=EUR))
 
 
+def test_a_bonus_for_exact_work_is_shown_before_joining_with_the_class_that_gets_it() -> None:
+    terms = STATUS | {"exact_bonus": 0.05, "exact_classes": ["exact/fp32/cpu-0123456789ab"]}
+    said = "\n".join(lines(terms, [], price=1_000_000, unit=EUR))
+    assert "Bonus: 5.00% more with --dtype exact" in said
+    assert "class exact/fp32/cpu-0123456789ab" in said
+    assert "none yet" in "\n".join(lines(STATUS | {"exact_bonus": 0.05}, [], price=1, unit=EUR))
+    assert "Bonus" not in "\n".join(lines(STATUS, [], price=1, unit=EUR))
+
+
 def test_demand_tells_who_is_wanted_and_who_stands_by() -> None:
     fleet = [{"works": True}, {"works": True}, {"works": False}]
     said = "\n".join(lines(STATUS | {"fleet": fleet}, [row(1), row(2)], price=1, unit=EUR))

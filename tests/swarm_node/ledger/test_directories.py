@@ -10,11 +10,12 @@ from typer.testing import CliRunner, Result
 
 from ledger.directory import DAY_MS, RefusedRound, add_witness, require_witnessed
 from ledger.listing import open_listing
-from protocol.errors import ConfigInvalid, ProofInvalid, RolledBack, UntrustedMetadata
+from protocol.errors import ConfigInvalid, NotFound, ProofInvalid, RolledBack, UntrustedMetadata
 from protocol.ids import NodeId
 from protocol.wire.signing import NodeKey
 from swarm_node.base import disk
 from swarm_node.base.clock import now_ms
+from swarm_node.cli import app as cli
 from swarm_node.commands.rounds import app
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.ledger.directories import (
@@ -254,6 +255,22 @@ def test_a_witness_signs_one_file_for_each_number_and_none_that_is_older(
     with disk.hold_lock(home / FOLDER / "lock", RolledBack("")):
         assert "Another command" in str(sign(7, rivers, WITNESS).exception), "two commands cannot both be first"
     assert sign(7, rivers, WITNESS).exit_code == 0
+
+
+def test_a_witness_is_forgotten_by_a_command(rivers: ListedLog, home: Path, tmp_path: Path) -> None:
+    moment_ms = now_ms()
+    data = directory(rivers.listing(), number=5, made_ms=moment_ms, expires_ms=moment_ms + DAY_MS)
+    where = place(tmp_path / "a.json", data)
+
+    def listed(*words: str) -> Result:
+        return CliRunner().invoke(cli, ["rounds", "--directory", where, "--home", str(home), *words])
+
+    assert "Rivers" not in listed("--witness", WITNESS.node_id).output
+    unknown = listed("--forget-witness", CURATOR.node_id)
+    assert isinstance(unknown.exception, NotFound)
+    assert WITNESS.node_id in unknown.exception.hint, "it says which are required"
+    assert "Rivers" in listed("--forget-witness", WITNESS.node_id).output
+    assert Directories(home).witnesses == []
 
 
 @pytest.mark.parametrize("text", ["", "12D3KooW", CURATOR.node_id[:-1]])

@@ -35,8 +35,14 @@ def record_in(folder: Path) -> WitnessRecord:
 @asynccontextmanager
 async def witnessing(folder: Path, *logs: NoteKey) -> AsyncIterator[httpx.AsyncClient]:
     """Run a witness of these logs; yield a client of it."""
+    async with serving(WitnessServer(record_in(folder), logs or (notes.KEY,))) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving(server: WitnessServer) -> AsyncIterator[httpx.AsyncClient]:
+    """Run a witness; yield a client of it."""
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
-    server = WitnessServer(record_in(folder), logs or (notes.KEY,))
     async with (
         trio.open_nursery() as nursery,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.socket.getsockname()[1]}") as client,
@@ -80,6 +86,28 @@ async def test_what_cannot_be_signed_has_the_standards_status(tmp_path: Path) ->
         assert behind.headers["content-type"] == SIZE_KIND
         forked = AddCheckpoint(5, tuple(bytes(32) for _ in proof(5, 7)), signed(state(7)))
         assert (await add(client, forked)).status_code == 422
+
+
+async def test_a_rotated_key_counts_without_a_restart_and_the_old_one_until_the_new_one_has_signed(
+    tmp_path: Path,
+) -> None:
+    """A thief of the old key could otherwise make the witness sign for as long as it runs."""
+    newer = NoteKey(notes.KEY.name, notes.THIEF.public_key().public_bytes_raw())
+    server = WitnessServer(record_in(tmp_path), (notes.KEY,))
+
+    def under(old: int, new: int) -> AddCheckpoint:
+        return AddCheckpoint(old, proof(old, new), sign(state(new), newer, notes.THIEF.sign))
+
+    async with serving(server) as client:
+        assert (await add(client, under(0, 3))).status_code == 403
+        assert server.trust([newer, notes.KEY]) == newer
+        assert server.trust([newer, notes.KEY]) is None
+        assert (await add(client, asked(0, 3))).status_code == 200, "the coordinator was not restarted yet"
+        assert (await add(client, under(3, 5))).status_code == 200
+        assert (await add(client, asked(5, 7))).status_code == 403
+        assert server.trust([notes.KEY]) is None, "an old chain of roots brings no old key back"
+        assert (await add(client, asked(5, 7))).status_code == 403
+        assert (await add(client, under(5, 7))).status_code == 200
 
 
 async def test_an_old_checkpoint_is_not_signed_again_even_after_a_restart(tmp_path: Path) -> None:

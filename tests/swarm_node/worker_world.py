@@ -237,7 +237,7 @@ class World:
     async def begun(self) -> None:
         """The sender of this world sends nothing."""
 
-    def wake(self) -> None:
+    def wake(self, *, at_once: bool = False) -> None:
         self.on_wake()
 
     def __len__(self) -> int:

@@ -63,9 +63,7 @@ class Outbox:
     def put(self, lease_id: LeaseId, envelope: bytes) -> None:
         write_durably(self._folder / f"{lease_id}{_SUFFIX}", envelope, temp_folder=self._folder / "incoming")
 
-    def waiting(
-        self, count: int, max_bytes: int, *, but: Collection[LeaseId] = frozenset()
-    ) -> dict[LeaseId, bytes]:
+    def waiting(self, count: int, max_bytes: int, *, but: Collection[LeaseId] = frozenset()) -> dict[LeaseId, bytes]:
         """Return the oldest unsent rollouts without `but`: at least one, then as many as fit into both limits.
 
         Files with the same time stamp are sorted by name, so that the order is stable.
@@ -226,8 +224,9 @@ class Sender:
         self._woken.set()
         if self._begun.is_set():
             self._begun = trio.Event()
-        if at_once:
+        if at_once and not self._is_idle:
             self._turn_stored.set()
+        self._is_idle = False
 
     async def begun(self) -> None:
         """Wait until the request with the rollouts in the outbox is about to be sent, for at most `BEGIN_S`.
@@ -244,38 +243,38 @@ class Sender:
             while True:
                 await self._turn_stored.wait()
                 self._turn_stored = trio.Event()
-                if not self._is_idle and not self._failures:
+                if not self._failures:
                     nursery.start_soon(self._send_beside, add_turns)
 
     async def _send_in_order(self, add_turns: AddTurns) -> None:
         """Send one request after the other."""
         while True:
             self._woken = trio.Event()
-            try:
-                sent = await self.send_some(add_turns)
-                self._failures = 0
-                self._log_credit()
-            except SwarmError as error:
-                level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
-                log.log(level, "rollouts not sent yet code=%s: %s", error.code, error)
-                pause_s = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
-                self._failures += 1
-                await trio.sleep(pause_s)
-                continue
-            if not sent:
-                self._is_idle = True
+            if await self._try_to_send(add_turns) == 0:
+                self._is_idle = not self._woken.is_set()
                 await self._woken.wait()
-                self._is_idle = False
 
     async def _send_beside(self, add_turns: AddTurns) -> None:
-        """Send what is in no request yet, beside the others; after a failure `_send_in_order` sends it again."""
+        """Send what is in no request yet; after a failure `_send_in_order` sends it again."""
+        while await self._try_to_send(add_turns):
+            pass
+        self._woken.set()
+
+    async def _try_to_send(self, add_turns: AddTurns) -> int | None:
+        """Send one request; return the number of judged rollouts, or None after a failure and its pause."""
         try:
-            while await self.send_some(add_turns):
-                self._log_credit()
+            sent = await self.send_some(add_turns)
         except SwarmError as error:
-            log.debug("a turn is not sent yet code=%s: %s", error.code, error)
-        finally:
-            self._woken.set()
+            level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
+            log.log(level, "rollouts not sent yet code=%s: %s", error.code, error)
+            pause_s = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
+            self._failures += 1
+            await trio.sleep(pause_s)
+            return None
+        if sent:
+            self._failures = 0
+            self._log_credit()
+        return sent
 
     def _log_credit(self) -> None:
         """Log the credit at intervals."""

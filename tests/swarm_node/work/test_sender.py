@@ -18,6 +18,7 @@ from swarm_node.work.rejections import Rejections
 from swarm_node.work.sender import (
     BEGIN_S,
     LATE_MAX,
+    PAUSES_S,
     REJECTIONS_MAX,
     ROLLOUTS_PER_REQUEST,
     Guard,
@@ -169,12 +170,11 @@ class Sending:
 
 
 async def settled() -> None:
-    """Wait until every task waits for somebody else; threads of the sender end by themselves."""
-    limiter = trio.to_thread.current_default_thread_limiter()
-    while True:
-        await trio.testing.wait_all_tasks_blocked(cushion=0.02)
-        if not limiter.borrowed_tokens:
-            return
+    """Wait until every task waits for somebody else, and no thread works for one."""
+    limiter, still = trio.to_thread.current_default_thread_limiter(), 0
+    while still < 2:  # a thread may end after the tasks were looked at
+        await trio.testing.wait_all_tasks_blocked(cushion=0.01)
+        still = 0 if limiter.borrowed_tokens else still + 1
 
 
 async def test_a_turn_is_sent_while_another_request_is_under_way_and_other_rollouts_share_the_next(
@@ -206,7 +206,7 @@ async def test_turns_beside_each_other_are_no_more_than_one_request_may_have(tmp
 
 
 async def test_while_the_coordinator_answers_nothing_there_is_one_request(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path, mock_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
         sending = Sending(tmp_path, nursery)
@@ -215,9 +215,11 @@ async def test_while_the_coordinator_answers_nothing_there_is_one_request(
         sending.coordinator.error = Unreachable("away")
         sending.coordinator.answer()
         sending.coordinator.answer()
-        while not sending.coordinator.held:
-            await trio.sleep(0.1)
-        assert await sending.store(turn=True) == [2]
+        assert await sending.under_way() == []
+        assert await sending.store(turn=True) == []
+        mock_clock.jump(PAUSES_S[1])
+        assert await sending.under_way() == [3]
+        assert await sending.store(turn=True) == [3]
         sending.coordinator.error = None
         sending.coordinator.answer()
         assert await sending.under_way() == [1]

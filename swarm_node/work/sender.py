@@ -5,9 +5,9 @@
 - Every rejection is logged with its code and reason, and counted by the guard, which stops a node with too many. Its
   evidence is stored first, also when a whole request is refused and its rollouts stay. If the disk is full the rollout
   still leaves the outbox, since it would be rejected again as already judged.
-- One request at a time, so that the groups that end meanwhile share the next one. A turn of an episode does not wait: it
-  is sent at once, since its next turn waits for it. All requests under way share the limits of one, and while the
-  coordinator accepts none, there is one.
+- One request at a time, so that the groups that end meanwhile share the next one. A turn of an episode is sent at once,
+  beside the others, since the next turn depends on it. All requests under way share the limits of one, and after a
+  failure no request is begun beside another.
 - The answer may have leases, for the next turns of episodes: the worker gets them before the verdicts are recorded. The
   answer to rollouts that are sent again has none; then the worker gets the turn by an ordinary request.
 

@@ -13,8 +13,8 @@
 - A version that is being measured stays in the engine until the coordinator has no more work with it for this node. So
   does the version of an episode, which is a chain of leases: once a newer version is there, requests say `finishing`.
 - The sender passes on the next turns of episodes (`add_turns`), and `run` starts them at once, whatever it waits for,
-  also for the reply to a request for work: otherwise each turn would cost a second journey. Turns of another version
-  are returned.
+  also for the reply to a request for work, beside which turns that end are stored, too: otherwise each turn would cost
+  a second journey. Turns of another version are returned.
 - Leases that cannot be answered (engine crash, full disk, Ctrl-C) are returned; an unreachable coordinator does not
   interrupt sampling.
 - A version with which the engine fails is tried again after a pause, and then skipped: the fault may be in the version.
@@ -301,7 +301,7 @@ class Worker:
         return replies[0]
 
     async def _go_on_until(self, answered: trio.Event) -> None:
-        """Start the turns that come, and collect those that end; after a while also other groups, and lend the engine."""
+        """Start the turns that come, and collect those that end; after a while any group, and lend the engine."""
         lends_at = trio.current_time() + LEND_AFTER_S
         while not answered.is_set():
             is_late = trio.current_time() >= lends_at

@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import pytest
 import trio
-import trio.testing
 from trio.testing import MockClock
 
 from protocol.errors import Unreachable
@@ -26,6 +25,7 @@ from swarm_node.work.sender import (
     RejectedTooOften,
     Sender,
 )
+from tests.swarm_node.worker_world import settled
 
 pytestmark = pytest.mark.trio
 
@@ -167,14 +167,6 @@ class Sending:
 
     async def _no_turns(self, _leases: object) -> None:
         raise AssertionError
-
-
-async def settled() -> None:
-    """Wait until every task waits for somebody else, and no thread works for one."""
-    limiter, still = trio.to_thread.current_default_thread_limiter(), 0
-    while still < 2:  # a thread may end after the tasks were looked at
-        await trio.testing.wait_all_tasks_blocked(cushion=0.01)
-        still = 0 if limiter.borrowed_tokens else still + 1
 
 
 async def test_a_turn_is_sent_while_another_request_is_under_way_and_other_rollouts_share_the_next(

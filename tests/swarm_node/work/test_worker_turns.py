@@ -14,7 +14,7 @@ from protocol.work.messages import LeaseReply, LeaseRequest
 from protocol.work.rollout import pack_tokens
 from swarm_node.engine.messages import GroupDone, GroupFailed, SampleRequest
 from swarm_node.work.lease_offers import TURN_DUE
-from tests.swarm_node.worker_world import DEADLINE_S, World, answered, policy
+from tests.swarm_node.worker_world import DEADLINE_S, World, answered, policy, settled
 
 pytestmark = pytest.mark.trio
 
@@ -72,7 +72,7 @@ class Games(World):
             self.submitted = trio.Event()
             await self.worker.add_turns([lease])
             await self.submitted.wait()
-            await wait_all_tasks_blocked()
+            await settled()
             self.note("reply")
         return reply
 

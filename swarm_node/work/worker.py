@@ -401,7 +401,8 @@ class Worker:
             self.finished.set()
             return
         self._phase = Phase.RESTING
-        if not self._gate.decision.keep_engine and self.engine.turn.try_acquire():
+        engine_is_ours = self.engine.turn.is_mine and self.engine.turn.try_acquire()
+        if engine_is_ours and not self._gate.decision.keep_engine:
             await self.engine.unload()
         self.engine.turn.release()
         await first_of(self._gate.opened, self.leases.turns_came.wait)

@@ -41,12 +41,10 @@ def ask_and_die(folder: str, after: bool) -> None:
     world = World(Path(folder))
     world.publish(1, 0)
     node, key = world.join(1), new_key(world)
-
     world.database.close()
     database = (KilledAfter if after else Database)(world.where)
     if not after:
         sa.event.listen(database._engine, "before_cursor_execute", die_before)
-
     ask = partial(
         queries.ask,
         key=key,
@@ -68,14 +66,15 @@ def ask_and_die(folder: str, after: bool) -> None:
     asyncio.run(run())
 
 
+def count(connection: sa.Connection, table: sa.Table) -> int:
+    return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_a_query_and_its_lease_survive_a_kill_together_or_not_at_all(tmp_path: Path, after: bool) -> None:
     died = subprocess.run([sys.executable, "-c", CHILD.format(folder=str(tmp_path), after=after)], check=False)
     assert died.returncode == -signal.SIGKILL
     dead = Database(tmp_path / "state.db")
-    rows = [
-        len(dead.run_now(lambda connection, table=table: connection.execute(sa.select(table)).all()))
-        for table in (tables.queries, tables.leases)
-    ]
+    rows = [dead.run_now(count, table) for table in (tables.queries, tables.leases)]
     assert rows == ([1, 1] if after else [0, 0])
     dead.close()

@@ -20,6 +20,7 @@ import trio
 from protocol.errors import SwarmError
 from protocol.text.money import CREDITS
 from swarm_node.allowance.governor import Governor
+from swarm_node.allowance.round_gate import RoundGate
 from swarm_node.base import logs
 from swarm_node.base.clock import now_ms
 from swarm_node.base.waiting import first_of
@@ -214,6 +215,7 @@ class AgentRound:
         self.agent: Agent | None = None
         self.error: SwarmError | None = None
         """Reason why the agent left this round."""
+        self.gate = parts.governor.open_round(self.join)
         self.opened, self.ended = trio.Event(), trio.Event()
         """Set when the parts exist, and when the round has ended for this agent; both in any case."""
 
@@ -240,11 +242,12 @@ class AgentRound:
             if self.error is not None:
                 rounds.record_left(self)
             self._turn.release()
+            self._parts.governor.close_round(self.gate)
             self.opened.set()
             self.ended.set()
 
     async def _run(self, rounds: "AgentRounds") -> None:
-        governor, engine = self._parts.governor, self._parts.engine
+        governor, gate, engine = self._parts.governor, self.gate, self._parts.engine
         async with open_member(self.member, self._parts.node) as me, trio.open_nursery() as nursery:
             outbox = Outbox(me.folder / "outbox")
             sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Rejections(me.folder / FOLDER))
@@ -252,12 +255,12 @@ class AgentRound:
             reporter = ProgressReporter(me.coordinator, me.key, self.join.round_id)
             worker = self._open_worker(me, outbox, sender, reporter)
             pulse = Pulse(me, worker)
-            self.agent = Agent(me, pulse, worker, engine, sender, outbox, notices, governor, now_ms())
+            self.agent = Agent(me, pulse, worker, engine, sender, outbox, notices, governor, gate, now_ms())
             self.opened.set()
             try:
-                await first_of(
-                    partial(self._register, pulse, rounds), governor.leaving.wait, partial(_finishes, governor)
-                )
+                ends = (governor.leaving.wait, gate.leaving.wait)
+                # A round that does not answer is not waited for once the owner wants it to finish.
+                await first_of(partial(self._register, pulse, rounds), gate.finishes, *ends)
                 notifier = self.notifier()
                 for machine in (pulse, me.policies, me.log_watch, sender.guard, worker, notices, notifier):
                     nursery.start_soon(machine.run)
@@ -266,9 +269,9 @@ class AgentRound:
                 nursery.start_soon(pulse.listen)
                 nursery.start_soon(sender.run, worker.add_turns)
                 nursery.start_soon(reporter.run, worker.cancel)
-                nursery.start_soon(_return_at_limits, governor, worker)
-                await first_of(worker.finished.wait, governor.leaving.wait)
-                log.info("leaving: %s", _end(governor, 1)[0])
+                nursery.start_soon(_return_at_limits, gate, worker)
+                await first_of(worker.finished.wait, *ends)
+                log.info("leaving: %s", "as you requested" if gate.is_ended_by_owner else _end(governor, 1)[0])
                 await _drain(sender, outbox)
                 nursery.cancel_scope.cancel()
             finally:
@@ -291,7 +294,7 @@ class AgentRound:
             coordinator=me.coordinator,
             leases=leases,
             lease_log=LeaseLog(me.folder),
-            gate=governor,
+            gate=self.gate,
             pacing=LeasePacing(lambda: groups * pool.cards_ready),
             pace=lambda: NodePace(pool.tokens_per_s, writer.tokens_per_sample),
             price_floor=lambda: governor.limits.price_floor,
@@ -304,7 +307,7 @@ class AgentRound:
             writer=writer,
             sender=sender,
             reporter=reporter,
-            gate=governor,
+            gate=self.gate,
         )
 
     def notifier(self) -> OwnerNotifier:
@@ -395,22 +398,20 @@ class AgentRounds:
 def _row(one: AgentRound, *, shown: bool) -> dict[str, Any]:
     """Return the state of one of several rounds as plain values."""
     row: dict[str, Any] = {"coordinator": one.join.url, "round_id": one.join.round_id, "shown": shown}
-    row |= {"ended": one.ended.is_set(), "error": str(one.error or "")[:ANSWER_TEXT_MAX_CHARS]}
+    row |= {
+        "by_owner": one.gate.is_ended_by_owner,
+        "ended": one.ended.is_set(),
+        "error": str(one.error or "")[:ANSWER_TEXT_MAX_CHARS],
+    }
     return row | (one.agent.round_row() if one.agent is not None else {})
 
 
-async def _finishes(governor: Governor) -> None:
-    """Return when the owner wants the agent to finish: a round that does not answer is not waited for."""
-    while not governor.finishing:
-        await governor.changes()
-
-
-async def _return_at_limits(governor: Governor, worker: Worker) -> None:
+async def _return_at_limits(gate: RoundGate, worker: Worker) -> None:
     """Return the running leases whenever a limit takes effect at once."""
     while True:
-        if governor.decision.at_once and worker.leases.open:
+        if gate.decision.at_once and worker.leases.open:
             await worker.return_open()
-        await governor.changes()
+        await gate.changes()
 
 
 async def _drain(sender: Sender, outbox: Outbox) -> None:

@@ -75,6 +75,7 @@ def measure_latency(bench: Bench, policy: Path, folder: Path, rounds: int, turns
             with _line(name) as line:
                 seen = measured(policy, folder / f"{name} {number}", turns=turns, line=line)
             bench.measure(f"turn, {name}", 1000 * (median(seen.turns) - own_s), unit="ms")
+            bench.measure(f"wait before the submission, {name}", 1000 * median(seen.waits), unit="ms")
             bench.measure(f"submission, {name}", 1000 * median(seen.submissions), unit="ms")
             bench.measure(f"lease, {name}", 1000 * median(seen.leases), unit="ms")
             bench.measure(f"next turns with the verdict, {name}", 100 * seen.share_at_once, unit="%")

@@ -2,7 +2,7 @@
 
 - One node, which asks for one group at a time. Its clock is `timed_node`'s.
 - A turn's latency begins when the node sends the submission, and ends when it has passed the next turn of the group
-  to its engine.
+  to its engine. The wait from the end of the turn's sampling to the submission is measured beside it.
 - It is compared with the round trip of a request for leases that brought some, of the same node.
 """
 
@@ -27,6 +27,8 @@ class Latencies:
 
     turns: list[float]
     """Seconds from a submission to the next turn of the same group in the engine."""
+    waits: list[float]
+    """Seconds from the end of a turn's sampling to its submission."""
     submissions: list[float]
     """Round trips of the submissions whose answers had next turns."""
     leases: list[float]
@@ -40,6 +42,8 @@ def latencies(events: Sequence[Event]) -> Latencies:
     sampled = [event for event in events if event["kind"] == "sample"]
     submitted = [event for event in events if event["kind"] == "submit"]
     began = {lease: event["began"] for event in submitted for lease in event["answered"]}
+    ended = {event["lease"]: event["ended"] for event in events if event["kind"] == "group"}
+    waits = [event["began"] - ended[lease] for event in submitted for lease in event["answered"] if lease in ended]
     groups: dict[int, list[Event]] = {}
     for event in sampled:
         groups.setdefault(event["seed"], []).append(event)
@@ -52,7 +56,7 @@ def latencies(events: Sequence[Event]) -> Latencies:
     with_turns = [event["ended"] - event["began"] for event in submitted if event["leases"]]
     leased = [event["ended"] - event["began"] for event in events if event["kind"] == "lease" and event["leases"]]
     at_once = sum(event["leases"] for event in submitted)
-    return Latencies(turns, with_turns, leased, at_once / max(1, sum(event["is_next"] for event in sampled)))
+    return Latencies(turns, waits, with_turns, leased, at_once / max(1, sum(event["is_next"] for event in sampled)))
 
 
 def measured(policy: Path, folder: Path, *, turns: int, line: DelayedLine | None = None) -> Latencies:

@@ -12,7 +12,7 @@ import typer
 from coordinator.commands.asking import launched, local_url, run_in_store
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
-from coordinator.pages.words import line
+from coordinator.pages.words import ago, line
 from protocol.errors import ConfigInvalid
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
@@ -80,7 +80,7 @@ def create(
     ),
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
-    """List the keys: what each has spent, what is left of its budget, and the queries and tokens that it got.
+    """List the keys: what each has spent, what is left of its budget, its queries and tokens, and its last use.
 
     A query is one prompt. What open queries may cost at most is not left.
     """
@@ -98,7 +98,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
             f"{line(row['name']):24} {_state(row, now_ms()):22} spent {unit.amount(row['spent_micros'])} "
             f"of {unit.exact(row['budget_micros'])}, {unit.exact(row['left_micros'])} left; "
             f"{counted(row['answered_queries'], 'answered query', 'answered queries')}, {row['tokens']:,} tokens, "
-            f"{row['open_queries']:,} open{', may publish' if row['publishes'] else ''}"
+            f"{row['open_queries']:,} open, {_last_use(row['used_ms'], now_ms())}"
+            f"{', may publish' if row['publishes'] else ''}"
         )
     if not rows:
         typer.echo("There are no keys yet: make one with `swarm-coordinator api-keys create`.")
@@ -149,3 +150,7 @@ def _state(row: dict[str, int | None], now_ms: int) -> str:
         return "valid"
     when = f"{datetime.fromtimestamp(expires_ms / 1000, UTC):%Y-%m-%d}"
     return f"expired {when}" if expires_ms <= now_ms else f"valid until {when}"
+
+
+def _last_use(used_ms: int | None, now_ms: int) -> str:
+    return "never used" if used_ms is None else f"used {ago(max(0, now_ms - used_ms))}"

@@ -456,6 +456,9 @@ api_keys = sa.Table(
     sa.Column("expires_ms", sa.BigInteger, nullable=True),
     sa.Column("revoked_ms", sa.BigInteger, nullable=True),
     sa.Column("publishes", sa.Boolean, nullable=False, server_default=sa.false()),  # its holder may publish versions
+    sa.Column("answered_queries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("tokens", sa.BigInteger, nullable=False, server_default="0"),  # of answers that no audit has rejected
+    sa.Column("used_ms", sa.BigInteger, nullable=True),  # of its last query; null: never
 )
 
 # Prompts that callers of the endpoint want completed: each is one group.

@@ -71,9 +71,8 @@ class JudgeStore:
 
     def spend_call(self) -> None:
         """Count a call, or raise `VerifierDown` if the budget is used up."""
-        changed = self._in_store(lambda one: one.execute(_SPEND, self._limits._asdict()).rowcount)
-        if changed == 0:
-            spent, added = self.spent(), self.added()
+        if used_up := self._in_store(self._spend_call):
+            spent, added = used_up
             parts = [
                 f"{used:,} of {limit + more:,} {what}"
                 for what, used, limit, more in zip(JudgeBudget._fields, spent, self._limits, added, strict=True)
@@ -85,6 +84,12 @@ class JudgeStore:
                 "Or raise SWARM_JUDGE_CALLS_MAX or SWARM_JUDGE_TOKENS_MAX and launch again.",
             )
 
+    def _spend_call(self, connection: sqlite3.Connection) -> tuple[JudgeBudget, JudgeBudget] | None:
+        """Count a call; if the budget is used up, return what was spent and what was added when it was refused."""
+        if connection.execute(_SPEND, self._limits._asdict()).rowcount:
+            return None
+        return _spent(connection), _added(connection)
+
     def spend_tokens(self, count: int) -> None:
         self._in_store(lambda one: one.execute("UPDATE spent SET tokens = tokens + ?", (min(count, 2**40),)))
 
@@ -93,11 +98,10 @@ class JudgeStore:
         self._in_store(lambda one: one.execute("INSERT INTO added (calls, tokens) VALUES (?, ?)", more))
 
     def spent(self) -> JudgeBudget:
-        return JudgeBudget(*self._in_store(lambda one: one.execute("SELECT calls, tokens FROM spent").fetchone()))
+        return JudgeBudget(*self._in_store(_spent))
 
     def added(self) -> JudgeBudget:
-        sums = "SELECT coalesce(sum(calls), 0), coalesce(sum(tokens), 0) FROM added"
-        return JudgeBudget(*self._in_store(lambda one: one.execute(sums).fetchone()))
+        return JudgeBudget(*self._in_store(_added))
 
     def _in_store(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
         """Return the result of `work` in one transaction; None without a folder."""
@@ -109,3 +113,12 @@ class JudgeStore:
     def _open(self) -> sqlite3.Connection:
         assert self._path is not None
         return sqlite3.connect(self._path, timeout=30.0)
+
+
+def _spent(connection: sqlite3.Connection) -> JudgeBudget:
+    return JudgeBudget(*connection.execute("SELECT calls, tokens FROM spent").fetchone())
+
+
+def _added(connection: sqlite3.Connection) -> JudgeBudget:
+    sums = "SELECT coalesce(sum(calls), 0), coalesce(sum(tokens), 0) FROM added"
+    return JudgeBudget(*connection.execute(sums).fetchone())

@@ -3,6 +3,7 @@
 - A key is shown once, when it is made. The store has only its digest.
 - Each open query reserves what its dearest answer costs; when it ends, the key is charged what nodes were credited. So
   a key never spends more than its budget, which is a part of the round's.
+- The usage of a key is counted at the key, when an answer is accepted or retracted: its queries are deleted some day.
 - A revoked or expired key asks nothing more. Its open queries are answered and charged.
 """
 
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.store.tables import QUERY_OPEN, api_keys, queries
-from coordinator.transactions import query_usage
 from ledger.prepared import Prepared
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
 from protocol.policy import chunks
@@ -39,6 +39,11 @@ class ApiKeyRow(NamedTuple):
     expires_ms: int | None
     revoked_ms: int | None
     publishes: bool
+    answered_queries: int
+    tokens: int
+    """The sampled tokens of its answers that no audit has rejected."""
+    used_ms: int | None
+    """The time of its last query; None if it has none."""
 
 
 # Built once: making a statement costs more than running it, and these run for every query.
@@ -48,7 +53,10 @@ _left = api_keys.c.budget_micros - api_keys.c.spent_micros - api_keys.c.reserved
 _reserve = Prepared(
     sa.update(api_keys)
     .where(api_keys.c.number == sa.bindparam("which"), _left >= _more)
-    .values(reserved_micros=api_keys.c.reserved_micros + _more)
+    .values(
+        reserved_micros=api_keys.c.reserved_micros + _more,
+        used_ms=sa.bindparam("now", type_=sa.BigInteger),
+    )
 )
 _settle = Prepared(
     sa.update(api_keys)
@@ -56,6 +64,8 @@ _settle = Prepared(
     .values(
         reserved_micros=api_keys.c.reserved_micros - sa.bindparam("freed", type_=sa.BigInteger),
         spent_micros=api_keys.c.spent_micros + sa.bindparam("spent", type_=sa.BigInteger),
+        answered_queries=api_keys.c.answered_queries + sa.bindparam("answered", type_=sa.Integer),
+        tokens=api_keys.c.tokens + sa.bindparam("got", type_=sa.BigInteger),
     )
 )
 
@@ -107,24 +117,22 @@ def usage_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, A
     row = _usable(connection, key, now_ms)
     waiting = sa.select(sa.func.count()).where(queries.c.api_key == row.number, QUERY_OPEN)
     names = ("name", "budget_micros", "spent_micros", "reserved_micros", "expires_ms")
-    shown = {"number": row.number, **{name: getattr(row, name) for name in names}}
+    shown = {name: getattr(row, name) for name in (*names, "answered_queries", "tokens", "used_ms")}
     shown["open_queries"] = connection.execute(waiting).scalar_one()
-    return _listed(shown, query_usage.usage_of_key(connection, row.number))
+    return _with_left(shown)
 
 
 def list_keys(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return all keys, the oldest first, with what they have used, what is left, and their open queries."""
     waiting = sa.select(sa.func.count()).where(queries.c.api_key == api_keys.c.number, QUERY_OPEN).scalar_subquery()
-    shown = [column for column in api_keys.c if column.name != "digest"]
+    shown = [column for column in api_keys.c if column.name not in ("number", "digest")]
     rows = connection.execute(sa.select(*shown, waiting.label("open_queries")).order_by(api_keys.c.number))
-    used = query_usage.usage(connection)
-    return [_listed(dict(row), used.get(row["number"], query_usage.KeyUsage())) for row in rows.mappings()]
+    return [_with_left(dict(row)) for row in rows.mappings()]
 
 
-def _listed(row: dict[str, Any], used: query_usage.KeyUsage) -> dict[str, Any]:
-    row.pop("number")
+def _with_left(row: dict[str, Any]) -> dict[str, Any]:
     left = row["budget_micros"] - row["spent_micros"] - row["reserved_micros"]
-    return row | {"answered_queries": used.answered, "tokens": used.tokens, "left_micros": max(0, left)}
+    return row | {"left_micros": max(0, left)}
 
 
 def number_of(connection: sa.Connection, key: str, *, now_ms: int) -> int:
@@ -161,9 +169,9 @@ def _usable(connection: sa.Connection, key: str, now_ms: int) -> ApiKeyRow:
     return row
 
 
-def reserve(connection: sa.Connection, number: int, micros: int, unit: Unit) -> None:
+def reserve(connection: sa.Connection, number: int, micros: int, unit: Unit, *, now_ms: int) -> None:
     """Reserve what a query costs at its dearest; raise `KeyBudgetUsed` if the budget does not cover it."""
-    if not _reserve(connection, which=number, micros=micros).rowcount:
+    if not _reserve(connection, which=number, micros=micros, now=now_ms).rowcount:
         row = connection.execute(sa.select(_left.label("left")).where(api_keys.c.number == number)).one()
         left_over = unit.exact(max(0, row.left))
         raise KeyBudgetUsed(
@@ -172,9 +180,17 @@ def reserve(connection: sa.Connection, number: int, micros: int, unit: Unit) -> 
         )
 
 
-def settle(connection: sa.Connection, number: int, *, reserved_micros: int, spent_micros: int) -> None:
-    """Charge a key for a query that has ended, in the place of what was reserved for it."""
-    _settle(connection, which=number, freed=reserved_micros, spent=spent_micros)
+def settle(
+    connection: sa.Connection,
+    number: int,
+    *,
+    reserved_micros: int,
+    spent_micros: int,
+    answered: int = 0,
+    tokens: int = 0,
+) -> None:
+    """Charge a key for a query that has ended, in the place of what was reserved for it, and count its answer."""
+    _settle(connection, which=number, freed=reserved_micros, spent=spent_micros, answered=answered, got=tokens)
 
 
 def _digest(key: str) -> str:

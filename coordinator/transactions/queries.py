@@ -9,7 +9,7 @@
   first, then the oldest query: a key with a thousand queries does not delay a key with one.
 - If a node is lost, another one continues from its fragments. A query with `report_every_ms` has fragments from the
   start: its caller reads the tokens while they are sampled (`coordinator.transactions.query_answers`).
-- An ended query is deleted after some weeks (`coordinator.transactions.query_usage`).
+- An ended query is deleted after some weeks (`coordinator.transactions.old_queries`).
 - An open lease of a withdrawn query is surplus: its node may stop, and is paid if it does not. Its key is not charged.
 """
 
@@ -92,12 +92,11 @@ class NumberEnds(NamedTuple):
     lowest: int | None
 
 
-class AnswerCredit(NamedTuple):
-    """The credit of the nodes that gave an answer."""
+class AnswerCost(NamedTuple):
+    """The credit of the nodes that gave an answer, and its tokens; those of the parts that it continues, too."""
 
     credit_micros: int
-    parts_micros: int
-    """The credit for the parts that the last node continued."""
+    tokens: int
 
 
 # Built once: making a statement costs more than running it, and these run while queries wait.
@@ -140,19 +139,20 @@ _end_open = Prepared(
     .where(queries.c.number == sa.bindparam("which"), QUERY_OPEN)
     .values(state=sa.bindparam("ended_as", type_=sa.String), ended_ms=sa.bindparam("now", type_=sa.BigInteger))
 )
+_of_parts = [
+    sa.select(sa.func.coalesce(sa.func.sum(column), 0)).where(parts.c.whole == rollouts.c.claim_id).scalar_subquery()
+    for column in (parts.c.credit_micros, parts.c.tokens)
+]
 _answer_of = Prepared(
     sa.select(
-        rollouts.c.credit_micros,
-        sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0))
-        .where(parts.c.whole == rollouts.c.claim_id)
-        .scalar_subquery()
-        .label("parts_micros"),
+        (rollouts.c.credit_micros + _of_parts[0]).label("credit_micros"),
+        (rollouts.c.tokens + _of_parts[1]).label("tokens"),
     )
     .where(rollouts.c.group_no == sa.bindparam("group"), IN_NO_BATCH)
     .where(rollouts.c.state.in_((RolloutState.SERVED.value, RolloutState.RETRACTED.value)))
     .order_by(rollouts.c.accepted_ms)
     .limit(1),
-    AnswerCredit,
+    AnswerCost,
 )
 
 
@@ -198,7 +198,7 @@ def ask(
     numbers = list[int]()
     for place, query in enumerate(asked, 1):
         cost = query.max_cost_micros(terms, max_price)
-        api_keys.reserve(connection, number, cost, terms.unit)
+        api_keys.reserve(connection, number, cost, terms.unit, now_ms=now_ms)
         row = {
             "number": last + place,
             "api_key": number,
@@ -277,8 +277,11 @@ def record_answer(connection: sa.Connection, number: int, now_ms: int) -> None:
     """Record that a rollout of a query was accepted, and charge its key."""
     row = _asked_for(connection, number=number).single_row()
     if _end(connection, number, "answered", now_ms):
-        spent = _credited(connection, row.group_no)
-        api_keys.settle(connection, row.api_key, reserved_micros=row.reserved_micros, spent_micros=spent)
+        cost = _cost(connection, row.group_no)
+        spent, reserved = cost.credit_micros, row.reserved_micros
+        api_keys.settle(
+            connection, row.api_key, reserved_micros=reserved, spent_micros=spent, answered=1, tokens=cost.tokens
+        )
 
 
 def withdraw_open(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) -> None:
@@ -309,15 +312,17 @@ def refund(connection: sa.Connection, group_no: int) -> None:
     """Give a key back what it was charged for an answer that was retracted for a fault."""
     row = connection.execute(sa.select(queries).where(queries.c.group_no == group_no)).first()
     if row is not None and row.state == "answered":
-        spent = _credited(connection, group_no)
-        api_keys.settle(connection, row.api_key, reserved_micros=0, spent_micros=-spent)
+        cost = _cost(connection, group_no)
+        api_keys.settle(
+            connection, row.api_key, reserved_micros=0, spent_micros=-cost.credit_micros, tokens=-cost.tokens
+        )
 
 
 def _end(connection: sa.Connection, number: int, state: str, now_ms: int) -> bool:
     return bool(_end_open(connection, which=number, ended_as=state, now=now_ms).rowcount)
 
 
-def _credited(connection: sa.Connection, group_no: int) -> int:
-    """Return what nodes were credited for the answer of a group, parts included."""
+def _cost(connection: sa.Connection, group_no: int) -> AnswerCost:
+    """Return what nodes were credited for the answer of a group, and its tokens, parts included."""
     answered = _answer_of(connection, group=group_no).first()
-    return 0 if answered is None else int(answered.credit_micros) + int(answered.parts_micros)
+    return AnswerCost(0, 0) if answered is None else AnswerCost(int(answered.credit_micros), int(answered.tokens))

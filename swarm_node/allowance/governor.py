@@ -3,6 +3,7 @@
 - Only the values that a limit or the display needs are read: without limits and cards, no program is started for them.
 - Cards and user input are read in a thread, so that a hanging driver does not block the agent.
 - `pause`, `snooze`, `resume`, `finish` and `leave` take effect at once; a changed `limits.toml` at the next reading.
+- `pause`, `snooze`, `resume`, `finish` and `leave` may name a round (`round_gate`). The other rounds go on.
 - `pause`, `snooze` and `resume` may name a card. The node's gate is closed while no card may work.
 - Power is a mean over minutes, also while the engine pauses: so a pause ends.
 
@@ -31,8 +32,10 @@ import trio
 from protocol import limits
 from protocol.errors import ConfigInvalid
 from swarm_node.allowance import settings
+from swarm_node.allowance.round_gate import OwnerPause, RoundGate, find_round
 from swarm_node.allowance.rules import GB, CardReadings, Decision, Readings, decide, decide_card
 from swarm_node.base.disk import write_durably
+from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.machine import gpu, use
 
 FILE = "uploads.json"
@@ -128,19 +131,6 @@ class MeanPower:
 
 
 @dataclass
-class OwnerPause:
-    """The owner's pause of the node or of a card."""
-
-    paused: bool = False
-    until: datetime | None = None
-    """End of the pause; None: it ends with `resume`."""
-
-    def end_if_over(self, now: datetime) -> None:
-        if self.until is not None and now >= self.until:
-            self.paused, self.until = False, None
-
-
-@dataclass
 class GovernedCard:
     """A graphics card that the engines use, as the owner and the readings leave it."""
 
@@ -175,6 +165,9 @@ class Governor:
         self._pause, self._finishing = OwnerPause(), False
         self._power = MeanPower()
         self._governed = {number: GovernedCard() for number in cards}
+        self._rounds: list[RoundGate] = []
+        self._decided: list[Decision] = []
+        """The last decisions about the rounds."""
         self._changed = trio.Event()
         self._measured: dict[str, Any] = {}
         self.leaving = trio.Event()
@@ -205,8 +198,18 @@ class Governor:
             with trio.move_on_after(LOOK_EVERY_S):
                 await self.changes()
 
+    def open_round(self, join: JoinString) -> RoundGate:
+        """Return the gate of a round that the agent takes part in."""
+        gate = RoundGate(self, join)
+        self._rounds.append(gate)
+        return gate
+
+    def close_round(self, gate: RoundGate) -> None:
+        """Accept no more orders about a round that has ended for this agent."""
+        self._rounds.remove(gate)
+
     async def changes(self) -> None:
-        """Return when the decision has changed."""
+        """Return when the decision, or an order about a round, has changed."""
         await self._changed.wait()
 
     async def opened(self) -> None:
@@ -219,25 +222,33 @@ class Governor:
         while self.decision.may_work:
             await self.changes()
 
-    def pause(self, card: int | None = None, *, minutes: float | None = None) -> None:
-        """Stop at once, and accept no work until `resume`, or for `minutes`; with `card`, only this card."""
-        pause = self._pause_of(card)
+    def pause(self, card: int | None = None, *, minutes: float | None = None, round_name: str | None = None) -> None:
+        """Stop at once, and accept no work until `resume`, or for `minutes`; with a card or a round, only there."""
+        pause = self._pause_of(card, round_name)
         pause.paused, pause.until = True, None if minutes is None else self._now() + timedelta(minutes=minutes)
         self._decide()
 
-    def resume(self, card: int | None = None) -> None:
-        """Work again, if the limits allow it; a finishing node continues, too. Without `card`, every card resumes."""
-        pauses = [self._pause_of(card)]
+    def resume(self, card: int | None = None, *, round_name: str | None = None) -> None:
+        """Work again, if the limits allow it, also where `finish` was ordered; without a name everywhere."""
+        pauses = [self._pause_of(card, round_name)]
+        rounds = self._rounds if round_name is None else [find_round(self._rounds, round_name)]
         if card is None:
+            pauses += [gate.pause for gate in rounds]
+            for gate in rounds:
+                gate.is_finishing = False
+        if card is None and round_name is None:
             self._finishing, self.next_round = False, ""
             pauses += [governed.pause for governed in self._governed.values()]
         for pause in pauses:
             pause.paused, pause.until = False, None
         self._decide()
 
-    def finish(self) -> None:
-        """Accept no more work, and leave when the running groups have ended and are sent."""
-        self._finishing, self.next_round = True, ""
+    def finish(self, *, round_name: str | None = None) -> None:
+        """Accept no more work, and leave when the running groups have ended and are sent; with a name, this round."""
+        if round_name is None:
+            self._finishing, self.next_round = True, ""
+        else:
+            find_round(self._rounds, round_name).is_finishing = True
         self._decide()
 
     def move(self, join_string: str) -> None:
@@ -245,14 +256,15 @@ class Governor:
         self.finish()
         self.next_round = join_string
 
-    def leave(self) -> None:
-        """Leave now, and return the running leases."""
-        self.leaving.set()
+    def leave(self, *, round_name: str | None = None) -> None:
+        """Leave now, and return the running leases; with a name, only this round."""
+        (self if round_name is None else find_round(self._rounds, round_name)).leaving.set()
 
     def _decide(self) -> None:
         self._uploads.cap_bytes = int(self.limits.upload_gb * GB) or None
         now = self._now()
-        for pause in (self._pause, *(card.pause for card in self._governed.values())):
+        governed, rounds = self._governed.values(), self._rounds
+        for pause in (self._pause, *(card.pause for card in governed), *(gate.pause for gate in rounds)):
             pause.end_if_over(now)
         cards_before = self.card_decisions
         for number, card in self._governed.items():
@@ -273,7 +285,8 @@ class Governor:
             log.info("work paused: %s", self.decision.reason_line) if whys else log.info("work continues")
         if self.decision.no_upload and not before.no_upload:
             log.info("uploads stopped: %s", self.decision.no_upload)
-        if self.decision != before or self.card_decisions != cards_before:
+        rounds_before, self._decided = self._decided, [gate.decision for gate in rounds]
+        if self.decision != before or self.card_decisions != cards_before or self._decided != rounds_before:
             self._changed.set()
             self._changed = trio.Event()
 
@@ -286,7 +299,11 @@ class Governor:
             said = card.decision.reason_line
             log.info("card %d paused: %s", number, said) if said else log.info("card %d continues", number)
 
-    def _pause_of(self, card: int | None) -> OwnerPause:
+    def _pause_of(self, card: int | None, round_name: str | None) -> OwnerPause:
+        if card is not None and round_name is not None:
+            raise ConfigInvalid("A card works for all rounds.", hint="Name a round or a card.")
+        if round_name is not None:
+            return find_round(self._rounds, round_name).pause
         if card is None:
             return self._pause
         if card not in self._governed:

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -30,6 +30,29 @@ async def first_of(*waits: Callable[[], Awaitable[T]]) -> T:
     if results:
         return results[0]
     raise failed[0]
+
+
+class Interrupt(Protocol):
+    """An event that ends a wait early."""
+
+    def is_set(self) -> bool: ...
+
+    async def wait(self) -> None: ...
+
+
+class EitherEvent:
+    """An event that is set once one of several is."""
+
+    def __init__(self, *events: trio.Event) -> None:
+        self._events = events
+
+    def is_set(self) -> bool:
+        """Return True if one is set."""
+        return any(event.is_set() for event in self._events)
+
+    async def wait(self) -> None:
+        """Wait for the first of them."""
+        await first_of(*(event.wait for event in self._events))
 
 
 async def finish_when_cancelled(act: Callable[[], Awaitable[T]], *, patience_s: float) -> T:

@@ -10,6 +10,15 @@ from protocol.text.lesson import lesson
 from protocol.text.option_groups import with_option_groups
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, CardOption, Home, LimitOptions
 
+RoundArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ROUND",
+        help="One round of an agent in several: its address as `status` prints it, its join string, or the start of "
+        "its id. Without it, all rounds.",
+    ),
+]
+
 EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage."
 
 
@@ -32,39 +41,60 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
         raise typer.Exit(1) from None
 
 
-def pause(card: CardOption = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def pause(
+    round_name: RoundArgument = None, card: CardOption = None, home: Home = DEFAULT_HOME, as_json: AsJson = False
+) -> None:
     """Pause at once and free the memory: open leases are returned; uploads to peers continue.
 
-    With --card only this card pauses, and the other cards continue its work.
+    With a round only its work pauses, and the agent works for the others. With --card only this card pauses, and the
+    other cards continue its work.
     """
-    option = "" if card is None else f" --card {card}"
-    _order("pause", home, as_json, f"Paused. Run `swarm-node resume{option}` to continue.", card=card)
+    option = f" {round_name}" if round_name else "" if card is None else f" --card {card}"
+    said = f"Paused. Run `swarm-node resume{option}` to continue."
+    _order("pause", home, as_json, said, card=card, round_name=round_name)
 
 
 def snooze(
     minutes: Annotated[float, typer.Argument(min=1, max=7 * 24 * 60, help="Minutes until work continues by itself.")],
+    round_name: RoundArgument = None,
     card: CardOption = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
     """Pause for some minutes, as `pause` does; work continues by itself."""
     said = f"Paused for {minutes:g} min. Run `swarm-node resume` to continue earlier."
-    _order("pause", home, as_json, said, card=card, minutes=minutes)
+    _order("pause", home, as_json, said, card=card, minutes=minutes, round_name=round_name)
 
 
-def resume(card: CardOption = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Continue after `pause`, `snooze` or `finish`, as far as the limits allow; without --card on every card."""
-    _order("resume", home, as_json, "Resumed. The node works when its limits allow it.", card=card)
+def resume(
+    round_name: RoundArgument = None, card: CardOption = None, home: Home = DEFAULT_HOME, as_json: AsJson = False
+) -> None:
+    """Continue after `pause`, `snooze` or `finish`, as far as the limits allow; without a name in every round and card.
+
+    A pause of the whole agent ends only without a name.
+    """
+    _order(
+        "resume", home, as_json, "Resumed. The node works when its limits allow it.", card=card, round_name=round_name
+    )
 
 
-def finish(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Accept no more work; the agent stops when the current groups are sampled and sent."""
-    _order("finish", home, as_json, "Finishing: the agent stops when the current groups are sampled and sent.")
+def finish(round_name: RoundArgument = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Accept no more work; the agent stops when the current groups are sampled and sent.
+
+    With a round the agent leaves only this one, and works for the others until it starts again.
+    """
+    what = f"leaves {round_name}" if round_name else "stops"
+    said = f"Finishing: the agent {what} when the current groups are sampled and sent."
+    _order("finish", home, as_json, said, round_name=round_name)
 
 
-def leave(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Stop the agent now: finished work is sent, open leases are returned."""
-    _order("leave", home, as_json, "Stopping: unfinished work is returned to the coordinator.")
+def leave(round_name: RoundArgument = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Stop the agent now: finished work is sent, open leases are returned.
+
+    With a round the agent leaves only this one, and works for the others until it starts again.
+    """
+    what = f"Leaving {round_name}" if round_name else "Stopping"
+    _order("leave", home, as_json, f"{what}: unfinished work is returned to the coordinator.", round_name=round_name)
 
 
 @with_option_groups
@@ -113,7 +143,7 @@ def limits(
         typer.echo("vram_share, turns_mib and threads apply from the next start of the agent.")
 
 
-def _order(do: str, home: Home, as_json: bool, said: str, **options: float | None) -> None:
+def _order(do: str, home: Home, as_json: bool, said: str, **options: float | str | None) -> None:
     import trio
 
     from swarm_node.owner.control_socket import ask

@@ -23,6 +23,7 @@ import trio
 
 from protocol import limits
 from protocol.errors import EngineFailed, SwarmError
+from swarm_node.base.waiting import Interrupt
 from swarm_node.engine.card_engine import UNLIMITED, CardEngine, CardPermit, EngineCard, LoadTarget, PlacedGroup
 from swarm_node.engine.client import ANSWER_TIMEOUT_S, Choose, EngineClient
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest
@@ -117,7 +118,7 @@ class EnginePool:
             self._waiting += [PlacedGroup(request) for request in requests]
             await self._place()
 
-    async def finished(self, interrupted: trio.Event | None = None) -> GroupGrown | GroupDone | GroupFailed | None:
+    async def finished(self, interrupted: Interrupt | None = None) -> GroupGrown | GroupDone | GroupFailed | None:
         """Return the next request that ended, or that grew and asked for reports.
 
         Return None if no request is left, or if `interrupted` is set first.
@@ -277,11 +278,11 @@ class EnginePool:
 
     # --- hearing from cards -------------------------------------------------------------------------------------------
 
-    async def _hear(self, interrupted: trio.Event | None) -> None:
+    async def _hear(self, interrupted: Interrupt | None) -> None:
         """Wait for an answer of any card, for a change, or for `interrupted`."""
         news = self._news
 
-        async def stop_when_interrupted(event: trio.Event) -> None:
+        async def stop_when_interrupted(event: Interrupt) -> None:
             await event.wait()
             self._stir()
 

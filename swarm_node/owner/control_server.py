@@ -1,10 +1,12 @@
 """The agent's side of the control socket: one line of JSON in, one line out.
 
-    {"do": "status" | "pause" | "resume" | "finish" | "leave" | "move", "card": 1, "minutes": 30, "token": "…"}
+    {"do": "status" | "pause" | "resume" | "finish" | "leave" | "move",
+     "card": 1, "minutes": 30, "round_name": "…", "token": "…"}
     → {"ok": true, "status": {…}}  or  {"ok": false, "code": "…", "message": "…", "hint": "…"}
 
 - The protocol is local, not part of the swarm's protocol: both ends come from one installation.
-- `card` is only for `pause` and `resume`, `minutes` only for `pause`; both may be absent. `move` needs `join_string`.
+- `card` is only for `pause` and `resume`, `minutes` only for `pause`, `round_name` for these, `finish` and `leave`; all
+  may be absent. `move` needs `join_string`.
 - Every wait has a deadline and the number of connections is limited: a program that keeps one open blocks nobody.
 - The answer is sent when the order is accepted; the next `status` shows its effect.
 - The owner's page carries out its orders by the same function.
@@ -31,7 +33,13 @@ CONNECTIONS_MAX = 8
 PATIENCE_S = 2.0
 
 ORDERS = ("status", "pause", "resume", "finish", "leave", "move")
-OPTIONS = {"pause": ("card", "minutes"), "resume": ("card",), "move": ("join_string",)}
+OPTIONS = {
+    "pause": ("card", "minutes", "round_name"),
+    "resume": ("card", "round_name"),
+    "finish": ("round_name",),
+    "leave": ("round_name",),
+    "move": ("join_string",),
+}
 
 SNOOZE_MAX_MINUTES = 7 * 24 * 60
 """A week; a longer pause is one without an end."""
@@ -101,5 +109,6 @@ def _order(door: Door, asked: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def _are_valid(options: Mapping[str, Any]) -> bool:
-    card, minutes = options.get("card", 0), options.get("minutes", 1)
-    return type(card) is int and type(minutes) in (int, float) and 0 < minutes <= SNOOZE_MAX_MINUTES
+    card, minutes, name = options.get("card", 0), options.get("minutes", 1), options.get("round_name", "")
+    is_time = type(minutes) in (int, float) and 0 < minutes <= SNOOZE_MAX_MINUTES
+    return type(card) is int and is_time and isinstance(name, str)

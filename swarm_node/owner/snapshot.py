@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swarm_node.allowance.governor import Governor
+from swarm_node.allowance.round_gate import RoundGate
 from swarm_node.base.clock import now_ms
 from swarm_node.engine.pool import EnginePool
 from swarm_node.ledger.notices import Notices
@@ -116,6 +117,7 @@ class Agent:
     outbox: Outbox
     notices: Notices
     governor: Governor
+    gate: RoundGate
     started_ms: int
 
     def status(self) -> dict[str, Any]:
@@ -139,8 +141,8 @@ class Agent:
             pid=os.getpid(),
             started_ms=self.started_ms,
             phase=self.worker.phase.value,
-            resting=governor.decision.reason_line,
-            finishing=governor.finishing,
+            resting=self.gate.decision.reason_line,
+            finishing=self.gate.finishing,
             no_work=self.worker.offers.no_work,
             distrust="" if policies.distrust is None else str(policies.distrust),
             trouble=str(trouble.error or ""),
@@ -181,7 +183,7 @@ class Agent:
         state = self.status()
         names = ("phase", "version", "accepted", "open_leases", "unsent", "unit")
         earned = ("credit_micros", "pending_micros", "payable_micros", "today_micros", "earnings_ms")
-        texts = {name: state[name][:ANSWER_TEXT_MAX_CHARS] for name in ("no_work", "distrust", "trouble")}
+        texts = {name: state[name][:ANSWER_TEXT_MAX_CHARS] for name in ("no_work", "distrust", "trouble", "resting")}
         return {name: state[name] for name in (*names, *earned)} | texts
 
     def _earned(self) -> dict[str, Any]:

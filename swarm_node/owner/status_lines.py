@@ -96,7 +96,9 @@ def _round(row: dict[str, Any]) -> str:
         return f"{row['coordinator']}: starting"
     why = row["distrust"] or row["trouble"] or row["no_work"]
     if row["ended"]:
-        doing = "the round is finished"
+        doing = "left by you until the agent starts again" if row["by_owner"] else "the round is finished"
+    elif row["resting"]:
+        doing = f"not working: {row['resting']}"
     elif row["open_leases"]:
         doing = counted(row["open_leases"], "group")
     else:

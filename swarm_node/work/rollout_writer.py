@@ -44,7 +44,7 @@ class RolloutWriter:
             await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
         finally:
             self.storing = ""
-        self._sender.wake()
+        self._sender.wake(at_once=bool(lease.turn_tokens_max))
         self._samples += len(group.samples)
         self._tokens += sum(len(sample.tokens) // 4 for sample in group.samples)
 

@@ -5,6 +5,9 @@
 - Every rejection is logged with its code and reason, and counted by the guard, which stops a node with too many. Its
   evidence is stored first, also when a whole request is refused and its rollouts stay. If the disk is full the rollout
   still leaves the outbox, since it would be rejected again as already judged.
+- One request at a time, so that the groups that end meanwhile share the next one. A turn of an episode is sent at once,
+  beside the others, since the next turn depends on it. All requests under way share the limits of one, and after a
+  failure no request is begun beside another.
 - The answer may have leases, for the next turns of episodes: the worker gets them before the verdicts are recorded. The
   answer to rollouts that are sent again has none; then the worker gets the turn by an ordinary request.
 
@@ -25,7 +28,7 @@ The outbox: finished rollouts, stored on the disk until the coordinator has judg
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,14 +63,15 @@ class Outbox:
     def put(self, lease_id: LeaseId, envelope: bytes) -> None:
         write_durably(self._folder / f"{lease_id}{_SUFFIX}", envelope, temp_folder=self._folder / "incoming")
 
-    def waiting(self, count: int, max_bytes: int) -> dict[LeaseId, bytes]:
-        """Return the oldest unsent rollouts: at least one, then as many as fit into both limits.
+    def waiting(self, count: int, max_bytes: int, *, but: Collection[LeaseId] = frozenset()) -> dict[LeaseId, bytes]:
+        """Return the oldest unsent rollouts without `but`: at least one, then as many as fit into both limits.
 
         Files with the same time stamp are sorted by name, so that the order is stable.
         """
         taken: dict[LeaseId, bytes] = {}
         with disk_named(self._folder):
-            oldest = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+            unsent = [path for path in self._folder.glob(f"*{_SUFFIX}") if path.stem not in but]
+            oldest = sorted(unsent, key=lambda path: (path.stat().st_mtime_ns, path.name))
             for path in oldest[:count]:
                 envelope = path.read_bytes()
                 if taken and sum(map(len, taken.values())) + len(envelope) > max_bytes:
@@ -196,6 +200,14 @@ class Sender:
         self._woken = trio.Event()
         self._begun = trio.Event()
         """Set when the rollouts so far are about to be sent."""
+        self._turn_stored = trio.Event()
+        """Set when a turn is stored, and replaced then."""
+        self._choosing, self._recording = trio.Lock(), trio.Lock()
+        self._sending: dict[LeaseId, int] = {}
+        """Sizes of the rollouts in the requests under way, in bytes."""
+        self._is_idle = False
+        self._failures = 0
+        """Requests without an answer since the last one with an answer."""
         self._next_word = -math.inf
         self._has_room = True
         """True if the disk had space for the last evidence."""
@@ -207,10 +219,14 @@ class Sender:
         self.tokens = 0
         self.credit_micros = 0
 
-    def wake(self) -> None:
+    def wake(self, *, at_once: bool = False) -> None:
+        """Send what is in the outbox; `at_once` also while another request is under way."""
         self._woken.set()
         if self._begun.is_set():
             self._begun = trio.Event()
+        if at_once and not self._is_idle:
+            self._turn_stored.set()
+        self._is_idle = False
 
     async def begun(self) -> None:
         """Wait until the request with the rollouts in the outbox is about to be sent, for at most `BEGIN_S`.
@@ -222,21 +238,43 @@ class Sender:
 
     async def run(self, add_turns: AddTurns) -> None:
         """Send rollouts until cancelled; call `add_turns` with leases in the coordinator's answers."""
-        failures = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_in_order, add_turns)
+            while True:
+                await self._turn_stored.wait()
+                self._turn_stored = trio.Event()
+                if not self._failures:
+                    nursery.start_soon(self._send_beside, add_turns)
+
+    async def _send_in_order(self, add_turns: AddTurns) -> None:
+        """Send one request after the other."""
         while True:
             self._woken = trio.Event()
-            try:
-                sent = await self.send_some(add_turns)
-                failures = 0
-                self._log_credit()
-            except SwarmError as error:
-                level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
-                log.log(level, "rollouts not sent yet code=%s: %s", error.code, error)
-                await trio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
-                failures += 1
-                continue
-            if not sent:
+            if await self._try_to_send(add_turns) == 0:
+                self._is_idle = not self._woken.is_set()
                 await self._woken.wait()
+
+    async def _send_beside(self, add_turns: AddTurns) -> None:
+        """Send what is in no request yet; after a failure `_send_in_order` sends it again."""
+        while await self._try_to_send(add_turns):
+            pass
+        self._woken.set()
+
+    async def _try_to_send(self, add_turns: AddTurns) -> int | None:
+        """Send one request; return the number of judged rollouts, or None after a failure and its pause."""
+        try:
+            sent = await self.send_some(add_turns)
+        except SwarmError as error:
+            level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
+            log.log(level, "rollouts not sent yet code=%s: %s", error.code, error)
+            pause_s = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
+            self._failures += 1
+            await trio.sleep(pause_s)
+            return None
+        if sent:
+            self._failures = 0
+            self._log_credit()
+        return sent
 
     def _log_credit(self) -> None:
         """Log the credit at intervals."""
@@ -247,11 +285,24 @@ class Sender:
             )
 
     async def send_some(self, add_turns: AddTurns) -> int:
-        """Send the oldest rollouts; return the number that were judged."""
-        waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST, ROLLOUT_BYTES_PER_REQUEST)
+        """Send the oldest rollouts that are in no request yet; return the number that were judged."""
+        async with self._choosing:
+            waiting = await trio.to_thread.run_sync(self._waiting)
+            self._sending |= {lease_id: len(envelope) for lease_id, envelope in waiting.items()}
         self._begun.set()
-        if not waiting:
-            return 0
+        try:
+            return await self._send(waiting, add_turns) if waiting else 0
+        finally:
+            for lease_id in waiting:
+                del self._sending[lease_id]
+
+    def _waiting(self) -> dict[LeaseId, bytes]:
+        """Return the oldest rollouts that are in no request, as far as the limits of all requests allow."""
+        room_bytes = ROLLOUT_BYTES_PER_REQUEST - sum(self._sending.values())
+        count = ROLLOUTS_PER_REQUEST - len(self._sending) if room_bytes > 0 else 0
+        return self._outbox.waiting(count, room_bytes, but=self._sending)
+
+    async def _send(self, waiting: dict[LeaseId, bytes], add_turns: AddTurns) -> int:
         try:
             reply = await self._coordinator.submit(Submission(rollouts=tuple(waiting.values())))
         except SwarmError as error:
@@ -259,7 +310,12 @@ class Sender:
             raise
         if reply.leases:
             await add_turns(reply.leases)
-        judged = list(zip(waiting, reply.verdicts, strict=True))
+        async with self._recording:
+            await self._record_verdicts(waiting, reply.verdicts)
+        return len(waiting)
+
+    async def _record_verdicts(self, waiting: dict[LeaseId, bytes], verdicts: Sequence[Verdict]) -> None:
+        judged = list(zip(waiting, verdicts, strict=True))
         accepted = {lease_id: waiting[lease_id] for lease_id, verdict in judged if verdict.outcome != "rejected"}
         claim_ids = await trio.to_thread.run_sync(self._claims.add, accepted.values())
         claims = dict(zip(accepted, claim_ids, strict=True))
@@ -270,7 +326,6 @@ class Sender:
             elif verdict.evidence is not None:
                 await trio.to_thread.run_sync(self._keep, lease_id, waiting[lease_id], verdict.evidence)
             await trio.to_thread.run_sync(self._outbox.remove, lease_id)
-        return len(waiting)
 
     def _keep_all(self, waiting: dict[LeaseId, bytes], error: SwarmError) -> None:
         """Store the evidence of a refused request; nothing is stored if the coordinator only cannot accept them now."""

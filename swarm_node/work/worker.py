@@ -13,8 +13,8 @@
 - A version that is being measured stays in the engine until the coordinator has no more work with it for this node. So
   does the version of an episode, which is a chain of leases: once a newer version is there, requests say `finishing`.
 - The sender passes on the next turns of episodes (`add_turns`), and `run` starts them at once, whatever it waits for,
-  also for the reply to a request for work: otherwise each turn would cost a second journey. Turns of another version
-  are returned.
+  also for the reply to a request for work, beside which turns that end are stored, too: otherwise each turn would cost
+  a second journey. Turns of another version are returned.
 - Leases that cannot be answered (engine crash, full disk, Ctrl-C) are returned; an unreachable coordinator does not
   interrupt sampling.
 - A version with which the engine fails is tried again after a pause, and then skipped: the fault may be in the version.
@@ -37,7 +37,7 @@ from protocol.errors import DiskFull, EngineFailed, OwnerBanned, SwarmError, Unr
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest
 from swarm_node.base.trouble import Trouble
-from swarm_node.base.waiting import finish_when_cancelled, first_of
+from swarm_node.base.waiting import EitherEvent, Interrupt, finish_when_cancelled, first_of
 from swarm_node.engine.messages import GroupFailed, GroupGrown, SampleRequest
 from swarm_node.versions.fetcher import HeldVersion
 from swarm_node.versions.follower import PolicyFollower
@@ -244,20 +244,23 @@ class Worker:
             finishing=(newest is not None and newest != policy) or (self._stays and self.engine.turn.must_release),
             numerics=self.engine.numerics,
         )
-        reply = await self._request_beside_turns(request)
+        had_turn = self.leases.has_open_turn
+        reply = await self._request_beside_work(request)
         self._policies.hint(reply.newest_version)
-        self._stays = reply.stays or self.leases.has_open_turn  # which may have a next one
+        self._stays = reply.stays or had_turn or self.leases.has_open_turn  # which may have a next one
         if reply.reason == "finished":
             self.finished.set()
         elif not reply.leases:
-            await self._wait_without_work(reply, request, policy)
+            await self._wait_without_work(reply, request, policy, runs=had_turn or bool(self.leases.open))
         await self._start(await self.offers.accept(reply.leases), policy)
 
-    async def _wait_without_work(self, reply: LeaseReply, request: LeaseRequest, policy: HeldVersion) -> None:
-        """Record why the coordinator offers nothing, and wait before the next request."""
+    async def _wait_without_work(
+        self, reply: LeaseReply, request: LeaseRequest, policy: HeldVersion, *, runs: bool
+    ) -> None:
+        """Record why the coordinator offers nothing, and wait before the next request, unless a group `runs` or ran."""
         self.offers.record_no_work(reply.reason, turn_due=self._stays and self.leases.plays)
         patience_s = min(max(reply.retry_s, 0.05 if self.engine.turn.is_mine else REQUEST_AGAIN_S), 30.0)
-        if self.leases.open:
+        if runs:
             self._pacing.pause_additional(patience_s)
             return
         self._release_engine()
@@ -266,11 +269,8 @@ class Worker:
         else:
             await self._wait_for_newer(policy, patience_s)
 
-    async def _request_beside_turns(self, request: LeaseRequest) -> LeaseReply:
-        """Request leases, and return the reply.
-
-        Before it comes, start the turns that come, and after a while collect the groups that end, and lend the engine.
-        """
+    async def _request_beside_work(self, request: LeaseRequest) -> LeaseReply:
+        """Request leases, and return the reply; before it comes, other work goes on."""
         replies: list[LeaseReply] = []
         failed: list[Exception] = []
         answered = trio.Event()
@@ -284,36 +284,36 @@ class Worker:
                 failed.append(error)
             finally:
                 answered.set()
-            nursery.cancel_scope.cancel()
 
-        async def start_turns() -> None:
-            while not failed:
-                await self.leases.turns_came.wait()
-                with trio.CancelScope(shield=True):  # leases that are half started would be lost
-                    try:
-                        await self._start_turns()
-                    except Exception as error:  # raised below, when the reply is there
-                        failed.append(error)
-
-        async def lend() -> None:
-            await trio.sleep(LEND_AFTER_S)
-            with trio.CancelScope(shield=True):  # a cancelled wait would end the engine
+        async def go_on() -> None:
+            with trio.CancelScope(shield=True):  # leases that are half started would be lost, and a wait end the engine
                 try:
-                    while self.leases.open and not self.leases.plays and not (answered.is_set() or failed):
-                        await self._collect(answered)
+                    await self._go_on_until(answered)
                 except Exception as error:  # raised below, when the reply is there
                     failed.append(error)
-            if not self.leases.open:
-                self._release_engine()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            nursery.start_soon(start_turns)
-            nursery.start_soon(lend)
+            nursery.start_soon(go_on)
         if failed:
             await self.leases.return_offered()
             raise failed[0]
         return replies[0]
+
+    async def _go_on_until(self, answered: trio.Event) -> None:
+        """Start the turns that come, and collect those that end; after a while any group, and lend the engine."""
+        lends_at = trio.current_time() + LEND_AFTER_S
+        while not answered.is_set():
+            is_late = trio.current_time() >= lends_at
+            if self.leases.has_turns:
+                await self._start_turns()
+            elif self.leases.open and (self.leases.plays or is_late):
+                await self._collect(EitherEvent(answered, self.leases.turns_came))
+            else:
+                if is_late and not self.leases.open:
+                    self._release_engine()
+                with trio.move_on_at(math.inf if is_late else lends_at):
+                    await first_of(answered.wait, self.leases.turns_came.wait)
 
     def _can_start_turn(self, lease: Lease) -> bool:
         """Return True if a turn may be started: with the loaded version, and while work is permitted."""
@@ -370,7 +370,7 @@ class Worker:
             await self._wait_for_newer(policy, LOAD_AGAIN_S)
         return False
 
-    async def _collect(self, interrupted: trio.Event | None = None) -> None:
+    async def _collect(self, interrupted: Interrupt | None = None) -> None:
         """Await the next group; sign and store it. Return without one if a turn comes, or `interrupted` is set."""
         group = await self.engine.pool.finished(self.leases.turns_came if interrupted is None else interrupted)
         lease = self.leases.open.get(group.request_id) if group else None
@@ -401,7 +401,8 @@ class Worker:
             self.finished.set()
             return
         self._phase = Phase.RESTING
-        if not self._gate.decision.keep_engine and self.engine.turn.try_acquire():
+        engine_is_ours = self.engine.turn.is_mine and self.engine.turn.try_acquire()
+        if engine_is_ours and not self._gate.decision.keep_engine:
             await self.engine.unload()
         self.engine.turn.release()
         await first_of(self._gate.opened, self.leases.turns_came.wait)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,8 @@ import trio.testing
 from typer.testing import CliRunner
 
 from protocol.errors import OwnerBanned, SwarmError
-from swarm_node.app import AgentRound, AgentRounds, RoundChoice
+from swarm_node.allowance.governor import Governor, UploadCounter
+from swarm_node.app import AgentParts, AgentRound, AgentRounds, RoundChoice
 from swarm_node.cli import app
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import parse
@@ -26,7 +28,9 @@ class Played(AgentRound):
 
     def __init__(self, turns: EngineTurns, number: int, home: Path, act: Callable[[], Awaitable[object]]) -> None:
         member = MemberSettings(join=(A, B)[number], home=home, name="n", price_micros_per_mtok=0)
-        super().__init__(cast(Any, None), turns.turn_of(number), RoundChoice(member, cast(Any, None)))
+        governor = Governor(home, UploadCounter(home, lambda: datetime.now(UTC)))
+        parts = AgentParts(cast(Any, None), cast(Any, None), governor, cast(Any, None))
+        super().__init__(parts, turns.turn_of(number), RoundChoice(member, cast(Any, None)))
         self._act = act
 
     async def _run(self, rounds: AgentRounds) -> None:

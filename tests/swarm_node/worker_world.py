@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from protocol.errors import EngineFailed, SwarmError
 from protocol.policy.manifest import FileEntry, PolicyManifest, Sampler
@@ -237,7 +238,7 @@ class World:
     async def begun(self) -> None:
         """The sender of this world sends nothing."""
 
-    def wake(self) -> None:
+    def wake(self, *, at_once: bool = False) -> None:
         self.on_wake()
 
     def __len__(self) -> int:
@@ -246,3 +247,11 @@ class World:
 
 def answered(*numbers: int) -> list[str]:
     return [f"{what} {number}" for number in numbers for what in ("end", "store")]
+
+
+async def settled() -> None:
+    """Wait until every task waits for somebody else, and no thread works for one."""
+    limiter, still = trio.to_thread.current_default_thread_limiter(), 0
+    while still < 2:  # a thread may end after the tasks were looked at
+        await wait_all_tasks_blocked(cushion=0.01)
+        still = 0 if limiter.borrowed_tokens else still + 1

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from coordinator.base.clock import now_ms
 from coordinator.cli import app
 from coordinator.store.state import Database
-from coordinator.transactions import query_usage
-from coordinator.transactions.query_usage import KeyUsage, OldQueries
+from coordinator.transactions import api_keys
+from protocol.text.money import CREDITS
 
 ROUND_FILE = str(Path(__file__).parents[3] / "examples" / "demo.toml")
 
@@ -30,18 +31,20 @@ def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) ->
     assert "key  es-" in say(folder, "create", "suite", "--budget", "5000000").output
     assert "key  es-" in say(folder, "create", "other", "--budget", "10", "--days", "2").output
     database = Database(folder / "state.db")
-    database.run_now(query_usage.forget, OldQueries((), {1: KeyUsage(1208, 402_113)}))
+    database.run_now(api_keys.settle, 1, reserved_micros=0, spent_micros=1_000_000, answered=1208, tokens=402_113)
+    database.run_now(api_keys.reserve, 1, 0, CREDITS, now_ms=now_ms() - 3 * 3_600_000)
     database.close()
     first, second = say(folder, "list").output.splitlines()
     assert first.endswith(
-        "spent 0.0000 credits of 5.00 credits, 5.00 credits left; 1,208 answered queries, 402,113 tokens, 0 open"
+        "spent 1.0000 credits of 5.00 credits, 4.00 credits left; 1,208 answered queries, 402,113 tokens, 0 open, "
+        "used 3\u202fh ago"
     )
     assert first.split()[:2] == ["suite", "valid"]
     assert "valid until" in second
-    assert second.endswith("0 answered queries, 0 tokens, 0 open")
+    assert second.endswith("0 answered queries, 0 tokens, 0 open, never used")
     rows = json.loads(say(folder, "list", "--json").output)
     assert [(row["name"], row["answered_queries"], row["tokens"], row["left_micros"]) for row in rows] == [
-        ("suite", 1208, 402_113, 5_000_000),
+        ("suite", 1208, 402_113, 4_000_000),
         ("other", 0, 0, 10),
     ]
     assert not [row for row in rows if {"digest", "number"} & row.keys()]

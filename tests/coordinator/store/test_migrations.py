@@ -18,6 +18,7 @@ from alembic.migration import MigrationContext
 from coordinator.store import payout_tables, schema, tables, upgrading
 from coordinator.store.schema import numbered, stamp
 from coordinator.store.state import Database, engine
+from coordinator.transactions import api_keys
 from ledger import store
 from ledger import tables as ledger_tables
 from protocol.errors import ConfigInvalid
@@ -123,6 +124,25 @@ def test_an_upgraded_store_has_every_row_and_a_sound_ledger(old: Path | str) -> 
     assert {name: database.run_now(counted, name) for name in rows} == {name: len(rows[name]) for name in rows}
     assert database.run_now(store.rebuild) == []
     database.close()
+
+
+def test_the_usage_of_a_key_is_that_of_its_queries_and_of_those_that_were_deleted(old: Path | str) -> None:
+    key = "INSERT INTO api_keys VALUES ({0}, 'key {0}', '{0}', 9, 0, 0, 1, NULL, NULL, false)"
+    query = "INSERT INTO queries VALUES ({0}, {1}, -{0}, '{2}', NULL, '', 1, 1, NULL, 0, {0}, 9, 9, NULL, NULL)"
+    answer = "UPDATE rollouts SET group_no = -1, state = 'served', tokens = 7"
+    statements = [key.format(1), key.format(2), query.format(1, 1, "answered"), query.format(2, 1, "withdrawn")]
+    statements += [answer + " WHERE claim_id = (SELECT MIN(claim_id) FROM rollouts)"]
+    statements += ["INSERT INTO facts VALUES ('forgotten_queries', '{\"1\": [1207, 402106]}')"]
+    opened = engine(old)
+    with opened.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    opened.dispose()
+    upgraded(old)
+    with closing(Database(old)) as database:
+        found = database.run_now(api_keys.list_keys)
+    names = ("name", "answered_queries", "tokens", "used_ms")
+    assert [tuple(row[name] for name in names) for row in found] == [("key 1", 1208, 402_113, 2), ("key 2", 0, 0, None)]
 
 
 def test_an_older_store_is_refused_with_the_command_to_run(old: Path | str) -> None:

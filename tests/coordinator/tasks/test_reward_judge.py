@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,24 @@ async def test_a_budget_that_is_used_up_is_a_clear_error(tmp_path: Path) -> None
         await asked(fake, "3", **tokens)
     with pytest.raises(ConfigInvalid, match="needs a folder"):
         await asked(fake, "3", tokens_max=15)
+
+
+def test_a_budget_that_grows_after_a_refusal_does_not_change_what_the_refusal_says(tmp_path: Path) -> None:
+    class Growing(JudgeStore):
+        """A store to whose budget the operator adds whenever it is opened again."""
+
+        opened = 0
+
+        def _open(self) -> sqlite3.Connection:
+            self.opened += 1
+            if self.opened > 3:  # for its tables, a call, and the call that is refused
+                JudgeStore(str(tmp_path)).add(JudgeBudget(5, 0))
+            return super()._open()
+
+    store = Growing(str(tmp_path), JudgeBudget(1, 0))
+    store.spend_call()
+    with pytest.raises(VerifierDown, match="1 of 1 calls"):
+        store.spend_call()
 
 
 @pytest.mark.asyncio

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from protocol import limits
 from protocol.errors import DiskFull, SwarmError
 from protocol.ids import LeaseId
 from protocol.work.messages import Verdict
 from swarm_node.allowance.governor import Governor, UploadCounter
+from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.machine import gpu
 from swarm_node.owner import stopped
 from swarm_node.owner.control_server import CONNECTIONS_MAX, listening
@@ -127,6 +129,44 @@ async def test_one_card_is_paused_and_resumed_and_the_node_rests_when_all_are(tm
         assert "0, 2" in refused.value.hint
 
 
+async def test_one_round_is_paused_finished_and_left_and_the_others_go_on(tmp_path: Path) -> None:
+    async with agent(tmp_path, cards=(0,)) as made:
+        one, other = (made.open_round(JoinString(f"http://{name}:8700", name * 32)) for name in ("aa", "bb"))
+        assert await ask(tmp_path, "pause", round_name="aa:8700", minutes=30) == {"resting": ""}, "the node goes on"
+        assert one.decision.at_once
+        assert "round paused by you until " in one.decision.reason_line
+        assert other.decision.may_work
+        await ask(tmp_path, "finish", round_name=str(other.join))
+        assert (other.finishing, one.finishing, made.finishing) == (True, False, False)
+        assert not other.decision.at_once
+        await ask(tmp_path, "resume", round_name="a" * 6)
+        assert (one.decision.may_work, other.finishing) == (True, True)
+        await ask(tmp_path, "pause", round_name="http://aa:8700/")
+        await ask(tmp_path, "resume")
+        assert (one.decision.may_work, other.decision.may_work, other.finishing) == (True, True, False)
+        await ask(tmp_path, "leave", round_name="bb:8700")
+        assert other.leaving.is_set()
+        assert not made.leaving.is_set()
+        made.close_round(other)
+        for name in ("bb:8700", "aaaaa", "nowhere"):
+            with pytest.raises(SwarmError, match=f"takes part in no round {name}") as refused:
+                await ask(tmp_path, "pause", round_name=name)
+            assert refused.value.hint == "Its rounds: aa:8700."
+        with pytest.raises(SwarmError, match="A card works for all rounds"):
+            await ask(tmp_path, "pause", round_name="aa:8700", card=0)
+
+
+async def test_a_round_is_told_at_once_when_its_pause_begins_and_ends(tmp_path: Path) -> None:
+    made = governor(tmp_path)
+    one = made.open_round(JoinString("http://aa:8700", "aa" * 32))
+    with trio.fail_after(DEADLINE_S):
+        for order, wait in ((made.pause, one.closed), (made.resume, one.opened), (made.finish, one.finishes)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await trio.testing.wait_all_tasks_blocked()
+                order(round_name="aa:8700")
+
+
 async def test_a_move_finishes_first_names_the_round_and_is_cancelled_by_resume(tmp_path: Path) -> None:
     other = f"https://other.example#{'a' * 64}"
     async with agent(tmp_path) as made:
@@ -161,6 +201,8 @@ async def test_a_snooze_ends_by_itself(tmp_path: Path) -> None:
         ("pause", {"hours": 1}),
         ("resume", {"minutes": 5}),
         ("leave", {"card": 0}),
+        ("finish", {"round_name": 7}),
+        ("move", {"round_name": "here"}),
     ],
 )
 async def test_an_order_with_an_option_that_it_does_not_know_is_refused(

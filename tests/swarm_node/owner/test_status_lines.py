@@ -278,7 +278,7 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
     """One of several rounds, as the agent reports it."""
     unit = {"name": "credits", "decimals": 6}
     known = {"phase": "idle", "open_leases": 0, "accepted": 2, "credit_micros": 5_000_000, "unit": unit}
-    texts = {"error": "", "distrust": "", "trouble": "", "no_work": ""}
+    texts = {"error": "", "distrust": "", "trouble": "", "no_work": "", "resting": "", "by_owner": False}
     return {"coordinator": f"http://{number}.test", "ended": False, "shown": False} | texts | known | changes
 
 
@@ -287,11 +287,17 @@ def test_each_of_several_rounds_has_a_line_with_its_state_and_credit() -> None:
         row(1, trouble="It does not answer."),
         row(2, open_leases=3),
         row(3, error=f"Banned.{STEERING}", ended=True),
+        row(4, resting="round paused by you"),
+        row(5, ended=True, by_owner=True),
+        row(6, ended=True),
     ]
     lines = list(status_lines.of_status(told(rounds=rows)))
     shown = [line.removeprefix("of        ") for line in lines if line.startswith("of ")]
     assert shown[0].startswith("http://1.test: waiting: It does not answer.; 2 accepted, 5.000000 credits")
     assert shown[1].startswith("http://2.test: 3 groups; ")
     assert shown[2].startswith("http://3.test: left: Banned.")
+    assert shown[3].startswith("http://4.test: not working: round paused by you; ")
+    assert shown[4].startswith("http://5.test: left by you until the agent starts again; ")
+    assert shown[5].startswith("http://6.test: the round is finished; ")
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith("of ") for line in status_lines.of_status(told())), "one round has one line"

@@ -5,13 +5,31 @@ from typing import Any, cast
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from protocol.errors import Unreachable
 from protocol.ids import LeaseId
+from protocol.wire.signing import NodeKey, open_envelope
 from protocol.work.messages import Submission, SubmissionReply, Verdict
-from swarm_node.work.sender import BEGIN_S, LATE_MAX, REJECTIONS_MAX, Guard, Outbox, RejectedTooOften, Sender
+from protocol.work.rollout import RolloutClaim, Sample, pack_tokens
+from swarm_node.ledger.receipts import Claims
+from swarm_node.work.rejections import Rejections
+from swarm_node.work.sender import (
+    BEGIN_S,
+    LATE_MAX,
+    PAUSES_S,
+    REJECTIONS_MAX,
+    ROLLOUTS_PER_REQUEST,
+    Guard,
+    Outbox,
+    RejectedTooOften,
+    Sender,
+)
+from tests.swarm_node.worker_world import settled
 
 pytestmark = pytest.mark.trio
+
+SAMPLE = Sample(tokens=pack_tokens([1]), logprobs=bytes(4), finish="stop")
 
 
 def rejected(number: int, code: str) -> tuple[LeaseId, Verdict]:
@@ -101,4 +119,100 @@ async def test_who_waits_for_the_sender_goes_on_once_the_rollout_is_about_to_be_
         with trio.fail_after(100 * BEGIN_S):
             await sender.begun()  # the sender waits for an answer: nobody waits for it for long
         assert sent == [1]
+        nursery.cancel_scope.cancel()
+
+
+class HoldingCoordinator:
+    """A coordinator that holds each submission until it is answered."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Submission, trio.Event]] = []
+        self.error: Unreachable | None = None
+
+    async def submit(self, message: Submission) -> SubmissionReply:
+        answered = trio.Event()
+        self.held.append((message, answered))
+        await answered.wait()
+        if self.error is not None:
+            raise self.error
+        leases = [RolloutClaim.from_bytes(open_envelope("rollout", each).payload).lease_id for each in message.rollouts]
+        return SubmissionReply(verdicts=tuple(Verdict(lease_id=lease, outcome="accepted") for lease in leases))
+
+    def answer(self, number: int = 0) -> None:
+        self.held.pop(number)[1].set()
+
+
+class Sending:
+    """A sender with its outbox, and a coordinator that holds its requests."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+        self.coordinator, self.outbox = HoldingCoordinator(), Outbox(folder / "outbox")
+        claims, rejections = Claims(folder / "claims"), Rejections(folder / "refusals")
+        self.sender = Sender(cast(Any, self.coordinator), self.outbox, claims, rejections)
+        nursery.start_soon(self.sender.run, self._no_turns)
+        self._key, self._count = NodeKey(bytes(32)), 0
+
+    async def store(self, *, turn: bool = False) -> list[int]:
+        """Store a rollout; return the sizes of the requests under way, once nothing else happens."""
+        self._count += 1
+        lease_id = f"{self._count:032x}"
+        claim = RolloutClaim(round_id="0" * 64, lease_id=lease_id, lease_digest="0" * 64, samples=(SAMPLE,))
+        self.outbox.put(LeaseId(lease_id), self._key.seal("rollout", claim.to_bytes()))
+        self.sender.wake(at_once=turn)
+        return await self.under_way()
+
+    async def under_way(self) -> list[int]:
+        await settled()
+        return [len(message.rollouts) for message, _ in self.coordinator.held]
+
+    async def _no_turns(self, _leases: object) -> None:
+        raise AssertionError
+
+
+async def test_a_turn_is_sent_while_another_request_is_under_way_and_other_rollouts_share_the_next(
+    tmp_path: Path,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        sending = Sending(tmp_path, nursery)
+        assert await sending.store() == [1]
+        assert await sending.store() == [1]
+        assert await sending.store() == [1]
+        assert await sending.store(turn=True) == [1, 3], "what is unsent goes with it"
+        assert await sending.store(turn=True) == [1, 3, 1]
+        sending.coordinator.answer(1)
+        assert await sending.under_way() == [1, 1]
+        assert len(sending.outbox) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_turns_beside_each_other_are_no_more_than_one_request_may_have(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        sending = Sending(tmp_path, nursery)
+        for _ in range(ROLLOUTS_PER_REQUEST):
+            await sending.store(turn=True)
+        assert await sending.store(turn=True) == [1] * ROLLOUTS_PER_REQUEST
+        sending.coordinator.answer(3)
+        assert await sending.under_way() == [1] * ROLLOUTS_PER_REQUEST
+        assert sending.sender.verdicts == {"accepted": 1}
+        nursery.cancel_scope.cancel()
+
+
+async def test_while_the_coordinator_answers_nothing_there_is_one_request(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        sending = Sending(tmp_path, nursery)
+        await sending.store(turn=True)
+        assert await sending.store(turn=True) == [1, 1]
+        sending.coordinator.error = Unreachable("away")
+        sending.coordinator.answer()
+        sending.coordinator.answer()
+        assert await sending.under_way() == []
+        assert await sending.store(turn=True) == []
+        mock_clock.jump(PAUSES_S[1])
+        assert await sending.under_way() == [3]
+        assert await sending.store(turn=True) == [3]
+        sending.coordinator.error = None
+        sending.coordinator.answer()
+        assert await sending.under_way() == [1]
         nursery.cancel_scope.cancel()

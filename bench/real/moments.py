@@ -9,7 +9,7 @@ import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from transformers import AutoTokenizer
@@ -22,7 +22,7 @@ from coordinator.model.batch import collate
 from protocol.work.learning import TrainingGroup, TrainingSample
 from protocol.work.rollout import pack_logprobs, pack_tokens
 
-DTYPES = ("float32", "bfloat16")
+DTYPES: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
 GROUPS, HELD_OUT = 6, 24
 APART_MAX = 0.02
 """The most by which the losses may differ, as a share of what float32 has gained."""
@@ -73,11 +73,11 @@ def _group(tokenizer: Any, row: Mapping[str, Any], wrong: str | None, number: in
     return TrainingGroup(claim_id=f"{number:064x}", prompt=pack_tokens(prompt), policy_update=0, samples=samples)
 
 
-def _sample(tokens: Sequence[int], reward: float) -> TrainingSample:
+def _sample(tokens: list[int], reward: float) -> TrainingSample:
     return TrainingSample(tokens=pack_tokens(tokens), logprobs=pack_logprobs([0.0] * len(tokens)), reward=reward)
 
 
 def _bytes_per_parameter(policy: TrainedPolicy) -> float:
     states = policy._optimizer.state.values()
     moments = [value for state in states for name, value in state.items() if name != "step"]
-    return sum(moment.nbytes for moment in moments) / policy.model.num_parameters()
+    return float(sum(moment.nbytes for moment in moments) / policy.model.num_parameters())

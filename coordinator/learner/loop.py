@@ -279,7 +279,11 @@ class Learner:
 
         def read() -> None:
             settle[0] = save()
-            write()
+            try:
+                write()
+            except Exception:  # the checkpoint is whole: a restart begins with it
+                settle[0]()
+                raise
 
         def send() -> None:
             settle[0]()

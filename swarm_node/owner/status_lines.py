@@ -57,7 +57,7 @@ def of_stopped(said: str, last: dict[str, Any] | None, *, now_ms: int) -> Iterat
 def _of_stopped(said: str, last: dict[str, Any] | None, now_ms: int) -> Iterator[str]:
     yield said
     if last is None:
-        yield "No earlier run is recorded: none was started in this home, or it was killed. `swarm-node` names the next step."
+        yield "No earlier run is recorded: none was started here, or it was killed. `swarm-node` names the next step."
         return
     code = f" [{last['code']}]" if last.get("code") else ""
     since = ago((now_ms - last["at_ms"]) / 1000)

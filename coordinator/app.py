@@ -48,7 +48,7 @@ from coordinator.service.notices import LOOK_S as LOOK_AT_ALARMS_S
 from coordinator.service.notices import SEND_S, OperatorNotices
 from coordinator.service.round import Round
 from coordinator.tasks.kinds import process_spec
-from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, old_queries, owners, registry
+from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, owners, queries, registry
 from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
 from protocol.policy.phrase import phrase
@@ -293,8 +293,8 @@ async def _sweep(round_: Round) -> None:
 async def _forget_queries(round_: Round) -> None:
     """Delete old queries of the endpoint, a few at a time: nodes' requests go between."""
     kept_ms = int(round_.config.store.queries_d * owners.DAY_MS)
-    while kept_ms and (old := await round_.database.read(old_queries.find_old, now_ms() - kept_ms)):
-        await round_.database.run(old_queries.forget, old)
+    while kept_ms and (old := await round_.database.read(queries.find_old, now_ms() - kept_ms)):
+        await round_.database.run(queries.forget, old)
         log.info(
             "deleted %d queries of the endpoint that ended more than %g days ago",
             len(old),

@@ -9,7 +9,8 @@
   first, then the oldest query: a key with a thousand queries does not delay a key with one.
 - If a node is lost, another one continues from its fragments. A query with `report_every_ms` has fragments from the
   start: its caller reads the tokens while they are sampled (`coordinator.transactions.query_answers`).
-- An ended query is deleted after some weeks (`coordinator.transactions.old_queries`).
+- An ended query is deleted after `store.queries_d` days, once every claim for it is settled: no audit can change any
+  more what its key was charged. Leases, claims, audits and the ledger stay: they prove what nodes were paid.
 - An open lease of a withdrawn query is surplus: its node may stop, and is paid if it does not. Its key is not charged.
 """
 
@@ -24,6 +25,7 @@ from coordinator.store.tables import (
     IN_NO_BATCH,
     IS_OPEN,
     QUERY_OPEN,
+    audits,
     groups,
     is_alive,
     leases,
@@ -37,7 +39,7 @@ from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.prompts import QUERY
 from ledger.entry import amount
 from ledger.prepared import Prepared
-from protocol.errors import Overloaded
+from protocol.errors import OutOfOrder, Overloaded
 from protocol.work.lease import Lease
 from protocol.work.rollout import pack_tokens
 
@@ -46,6 +48,9 @@ OPEN_MAX = 4096
 
 KEY_OPEN_MAX = 1024
 """Open queries of one key."""
+
+FORGOTTEN_AT_ONCE = 4000
+"""Queries that one transaction deletes: nodes wait for it, but each step reads all answers."""
 
 
 class WaitingQuery(NamedTuple):
@@ -316,6 +321,31 @@ def refund(connection: sa.Connection, group_no: int) -> None:
         api_keys.settle(
             connection, row.api_key, reserved_micros=0, spent_micros=-cost.credit_micros, tokens=-cost.tokens
         )
+
+
+def find_old(connection: sa.Connection, ended_before_ms: int, most: int = FORGOTTEN_AT_ONCE) -> tuple[int, ...]:
+    """Return the numbers of up to `most` queries that ended before a time and that no audit can change any more.
+
+    It reads much, so it does not belong into a writer's transaction. The newest query stays: it keeps its number taken.
+    """
+    unsettled = sa.select(leases.c.group_no).join_from(audits, leases, leases.c.lease_id == audits.c.lease_id)
+    at_work = sa.select(leases.c.group_no).where(IS_OPEN)
+    old = (
+        sa.select(queries.c.number)
+        .where(~QUERY_OPEN, queries.c.ended_ms < ended_before_ms)
+        .where(queries.c.number < sa.select(sa.func.max(queries.c.number)).scalar_subquery())
+        .where(queries.c.group_no.not_in(unsettled.where(~audits.c.settled)), queries.c.group_no.not_in(at_work))
+        .order_by(queries.c.number)
+        .limit(most)
+    )
+    return tuple(connection.execute(old).scalars())
+
+
+def forget(connection: sa.Connection, numbers: Sequence[int]) -> None:
+    """Delete queries."""
+    deleted = connection.execute(sa.delete(queries).where(queries.c.number.in_(numbers))).rowcount
+    if deleted != len(numbers):
+        raise OutOfOrder(f"{len(numbers) - deleted} of {len(numbers)} queries were deleted meanwhile.")
 
 
 def _end(connection: sa.Connection, number: int, state: str, now_ms: int) -> bool:

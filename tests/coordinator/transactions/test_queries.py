@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from coordinator.config import AuditSection
 from coordinator.store import tables
-from coordinator.transactions import api_keys, old_queries, queries, query_answers
+from coordinator.transactions import api_keys, queries, query_answers
 from coordinator.transactions.queries import Query
 from coordinator.transactions.query_answers import Growth, QueryAnswer, ReadUntil
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotFound, OutOfOrder, Overloaded
@@ -450,8 +450,8 @@ DAY_MS = 86_400_000
 
 def forget(world: World, days: float = 1.0) -> list[int]:
     """Delete what is older than some days; the numbers of the queries that are left."""
-    old = world.run(old_queries.find_old, world.now_ms - int(days * DAY_MS))
-    world.run(old_queries.forget, old)
+    old = world.run(queries.find_old, world.now_ms - int(days * DAY_MS))
+    world.run(queries.forget, old)
     return [row["number"] for row in world.rows(tables.queries)]
 
 
@@ -501,11 +501,11 @@ def test_queries_are_deleted_a_few_at_a_time_and_each_is_counted_once(world: Wor
         ask(world, key)
         world.earn(node)
     world.now_ms += DAY_MS
-    old = world.run(old_queries.find_old, world.now_ms, 2)
+    old = world.run(queries.find_old, world.now_ms, 2)
     assert old == (1, 2)
-    world.run(old_queries.forget, old)
+    world.run(queries.forget, old)
     with pytest.raises(OutOfOrder, match="deleted meanwhile"):
-        world.run(old_queries.forget, old)
+        world.run(queries.forget, old)
     assert forget(world, 0.5) == [4]
     assert [shown(world, name)["answered_queries"] for name in ("one", "other")] == [3, 1]
 

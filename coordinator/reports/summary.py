@@ -26,6 +26,7 @@ from coordinator.transactions import (
     staleness_bound,
     standings,
 )
+from coordinator.transactions.batches import HELD
 from coordinator.transactions.leases import latest_batch, rules_of
 from ledger import store
 from ledger.accounts import BUDGET
@@ -124,8 +125,10 @@ def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict
 def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
     """Return the status with the learner's state and its cause, the credit, and the last incidents."""
     figures = status(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
+    is_held = 0 < now_ms < get_fact(connection, HELD)
+    told = learner_waiting.explain_waiting(figures, config, backlog=standings.backlog(connection), is_held=is_held)
     return figures | {
-        "learner": asdict(learner_waiting.explain_waiting(figures, config, backlog=standings.backlog(connection))),
+        "learner": asdict(told),
         "credit": _credited(connection),
         "incidents": [asdict(incident) for incident in history.incidents(connection)],
     }

@@ -131,7 +131,8 @@ def require_banned(connection: sa.Connection, owners: Collection[str]) -> None:
 def require_current(connection: sa.Connection, result: RetractionResult, version: int, now_ms: int) -> None:
     """Refuse a result that the log would refuse as this version, that lacks the newest batch, or whose owners are free.
 
-    No batch is formed from here on until the order is settled: `batches.release` ends the hold.
+    No batch is formed from here on until the order is settled: `batches.release` ends the hold. Call it in the
+    transaction that stores the order.
     """
     require_banned(connection, result.owners)
     newest = latest_batch(connection)

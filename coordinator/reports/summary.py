@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.reports import alarms, earning_rates, health, history, learner_waiting, programs, standby
-from coordinator.store.facts import EXACT_CLASSES, FINISHED, PROGRESS, ROUND_ID, get_fact
+from coordinator.store.facts import FINISHED, PROGRESS, ROUND_ID, get_fact
 from coordinator.store.tables import batches, is_alive, leases, nodes, rejections, rollouts, transfers
 from coordinator.tasks.kinds import task_label
 from coordinator.transactions import (
@@ -20,6 +20,7 @@ from coordinator.transactions import (
     broadcasts,
     curriculum,
     evaluations,
+    exact_work,
     fleet,
     gifts,
     policy_versions,
@@ -85,7 +86,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "selection": curriculum.curriculum_report(connection, rules_of(config)),
         "fleet": fleet.list_nodes(connection),
         "publish_every": kappa,
-        "exact_classes": sorted(set(get_fact(connection, EXACT_CLASSES).values())),
+        "exact_classes": sorted(exact_work.current_classes(connection, now_ms)),
         "staleness_bound": staleness_bound.in_force(connection, config.staleness),
         "load": asdict(asked) if asked else None,
         "standby": _standby(config, now_ms),

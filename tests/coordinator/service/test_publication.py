@@ -274,10 +274,11 @@ async def test_a_kill_between_the_hold_and_the_order_of_a_retraction_leaves_neit
     def killed(*_: object) -> None:
         raise Killed
 
-    with monkeypatch.context() as broken, pytest.raises(Killed):
-        broken.setattr(publication, "set_fact", killed)
-        order = {"action": "retract", "retraction": made, "stage": staged(served, SECOND)}
-        await served.round.publication.replace(Replacement.model_validate(order | {"reason": "x", "given_by": "me"}))
+    order = {"action": "retract", "retraction": made, "stage": staged(served, SECOND)}
+    wanted = Replacement.model_validate(order | {"reason": "a trigger", "given_by": "me"})
+    monkeypatch.setattr(publication, "set_fact", killed)
+    with pytest.raises(Killed):
+        await served.round.publication.replace(wanted)
     assert await served.round.database.read(get_fact, batch_table.HELD) == 0
 
 

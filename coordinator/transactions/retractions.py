@@ -51,9 +51,12 @@ class RetractionResult(Section):
     after: Hex64
     left_out: int = Field(gt=0)
     left_out_root: Hex64
+    named: tuple[NodeId, ...] | None = Field(None, max_length=limits.RETRACTED_OWNERS_MAX)
+    """Those of `owners` that the command names, who must be banned; None: all. Of the others, only what an earlier
+    retraction took back is left out."""
 
     def entry(self, version: int) -> RetractionEntry:
-        return RetractionEntry(version=version, **self.model_dump())
+        return RetractionEntry(version=version, **self.model_dump(exclude={"named"}))
 
 
 def owned_groups(connection: sa.Connection, owners: Collection[str]) -> list[OwnedGroup]:
@@ -118,9 +121,8 @@ def settings_digests(connection: sa.Connection, first: int, last: int) -> dict[s
 
 
 def require_banned(connection: sa.Connection, owners: Collection[str]) -> None:
-    """Refuse a retraction of an owner who is not banned any more; what was taken back before stays so."""
-    before = {owner for each in earlier_retractions(connection) for owner in each.owners}
-    free = [owner for owner in sorted(set(owners) - before) if standings.banned_ms(connection, owner) is None]
+    """Refuse a retraction that names an owner who is not banned any more."""
+    free = [owner for owner in sorted(set(owners)) if standings.banned_ms(connection, owner) is None]
     if free:
         raise OutOfOrder(
             f"The ban of {', '.join(free)} was lifted during the retraction: the next batches may have their groups.",
@@ -134,7 +136,7 @@ def require_current(connection: sa.Connection, result: RetractionResult, version
     No batch is formed from here on until the order is settled: `batches.release` ends the hold. Call it in the
     transaction that stores the order.
     """
-    require_banned(connection, result.owners)
+    require_banned(connection, result.owners if result.named is None else result.named)
     newest = latest_batch(connection)
     if newest != result.last:
         raise OutOfOrder(

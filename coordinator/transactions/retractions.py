@@ -52,8 +52,8 @@ class RetractionResult(Section):
     left_out: int = Field(gt=0)
     left_out_root: Hex64
     named: tuple[NodeId, ...] | None = Field(None, max_length=limits.RETRACTED_OWNERS_MAX)
-    """Those of `owners` that the command names, who must be banned; None: all. Of the others, only what an earlier
-    retraction took back is left out."""
+    """The owners that the command names, who must be banned; None: all. Of the others, only the groups that an earlier
+    retraction took back are left out."""
 
     def entry(self, version: int) -> RetractionEntry:
         return RetractionEntry(version=version, **self.model_dump(exclude={"named"}))

@@ -115,7 +115,7 @@ def test_a_ban_that_is_lifted_during_the_replay_stops_the_retraction(played: Wor
 
 
 def test_the_ban_of_an_owner_who_was_retracted_before_must_hold_if_it_is_named_again(played: World) -> None:
-    """Its newer groups would be left out, and the next batches could have more of them."""
+    """The owner's newer groups would be left out, and the next batches could have more of them."""
     order = {"action": "retract", "stage": "", "reason": "a trigger", "given_by": "me", "becomes": 2}
     made = result(played)
     played.run(set_fact, ORDERED, order | {"retraction": made.model_dump(mode="json")})

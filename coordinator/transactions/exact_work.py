@@ -51,7 +51,7 @@ def record_verdict(connection: sa.Connection, claim_id: str, finding: trust.Find
         .join_from(audits, leases, leases.c.lease_id == audits.c.lease_id)
         .where(audits.c.claim_id == claim_id)
     )
-    row = connection.execute(query).one()
+    row = connection.execute(query).one()  # of the case that was judged just now
     claimed = Lease.from_bytes(row.offer).judged_as
     if not is_exact(claimed):
         return

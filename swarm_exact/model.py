@@ -67,8 +67,9 @@ class KeysValues:
 
     def _zeros(self, blocks: int, rows: int) -> torch.Tensor:
         shape = self._shape
+        sizes = shape.layers, 2, blocks, rows, shape.kv_heads, KEY_BLOCK, shape.head
         # Zeros, not garbage: a masked NaN is still NaN.
-        return torch.zeros(shape.layers, 2, blocks, rows, shape.kv_heads, KEY_BLOCK, shape.head, device=self._device)
+        return torch.zeros(sizes, dtype=torch.float32, device=self._device)
 
 
 class ExactModel:
@@ -80,8 +81,8 @@ class ExactModel:
         self._products, self._head_products = RowProducts(HEIGHTS), RowProducts(HEAD_HEIGHTS)
         self._serial = 0
         """Tokens below which attention uses one thread."""
-        self._epsilon = torch.tensor(shape.epsilon)
-        self._cos = self._sin = torch.empty(0, shape.head, device=device)
+        self._epsilon = torch.tensor(shape.epsilon, dtype=torch.float32)
+        self._cos = self._sin = torch.empty(0, shape.head, dtype=torch.float32, device=device)
         """The angles of each position; the sine of the first half is negated."""
 
     @torch.inference_mode()
@@ -154,7 +155,8 @@ class ExactModel:
         if len(self._cos) >= width:
             return
         exponents = torch.arange(0, self.shape.head, 2, dtype=torch.float32) / self.shape.head
-        frequencies = torch.tensor([1 / self.shape.rope_base**exponent for exponent in exponents.tolist()])
+        inverses = [1 / self.shape.rope_base**exponent for exponent in exponents.tolist()]
+        frequencies = torch.tensor(inverses, dtype=torch.float32)
         angles = torch.outer(torch.arange(2 * width, dtype=torch.float32), frequencies)
 
         def table(function: Callable[[float], float]) -> torch.Tensor:
@@ -186,7 +188,7 @@ def probe(shape: ModelShape, device: torch.device) -> str:
     tokens = places * 7919 % cut.vocabulary
     logits = model.logits(model.extend(cache, tokens, torch.zeros_like(places), places))
     halves = torch.full((PROBE_TOKENS,), 0.5, dtype=torch.float64, device=device)
-    drawn, logprobs = draw(logits, torch.ones(PROBE_TOKENS, device=device), halves)
+    drawn, logprobs = draw(logits, torch.ones(PROBE_TOKENS, dtype=torch.float32, device=device), halves)
     digest = hashlib.sha256(release(torch.__version__).encode())
     for part in (logits, drawn, logprobs):
         digest.update(part.cpu().contiguous().numpy().tobytes())

@@ -216,7 +216,7 @@ def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span:
 
     scores = [torch.bmm(flat, read(keys[block]).mT) for block in range(span.blocks)]
     whole = scores[0] if span.blocks == 1 else torch.cat(scores, dim=-1)
-    whole *= torch.tensor(head**-0.5)
+    whole *= torch.tensor(head**-0.5, dtype=torch.float32)
     whole.view(count, kv_heads * heads, -1).masked_fill_(span.later, -torch.inf)
     chances = torch.softmax(whole, dim=-1)
     mixed = torch.zeros_like(flat)  # also for one block: 0 + (-0) is 0
@@ -230,10 +230,15 @@ def normed(values: torch.Tensor, weight: torch.Tensor, epsilon: torch.Tensor) ->
     return (values * values.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()).mul_(weight)
 
 
-LOG2E, LN2_HIGH, LN2_LOW = map(torch.tensor, (1.4426950408889634, 0.693145751953125, 1.428606765330187e-06))
+def _constants(*values: float) -> tuple[torch.Tensor, ...]:
+    """Return float32 values, whatever torch's default is."""
+    return tuple(torch.tensor(value, dtype=torch.float32) for value in values)
+
+
+LOG2E, LN2_HIGH, LN2_LOW = _constants(1.4426950408889634, 0.693145751953125, 1.428606765330187e-06)
 """LN2_HIGH has 15 bits, so that its product with a small integer is exact. Tensors, as numbers cost a call more."""
 
-EXP_SERIES = tuple(torch.tensor(1 / factorial) for factorial in (5040, 720, 120, 24, 6, 2, 1, 1))
+EXP_SERIES = _constants(*(1 / factorial for factorial in (5040, 720, 120, 24, 6, 2, 1, 1)))
 
 
 def silu(values: torch.Tensor) -> torch.Tensor:

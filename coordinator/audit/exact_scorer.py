@@ -123,7 +123,7 @@ class ExactScorer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log-probability, margin and dictated token of positions: [t] each."""
         logits = self._model.logits(states)
-        heats = torch.full((len(tokens),), claim.temperature, device=logits.device)
+        heats = torch.full((len(tokens),), claim.temperature, dtype=torch.float32, device=logits.device)
         own = None if claim.own_temperature is None else torch.full_like(heats, claim.own_temperature)
         dictated, _ = draw(logits, heats, chances, own)
         logprobs, margins, _ = score_positions(logits, tokens, chances, heats, own)

@@ -346,9 +346,11 @@ class _Replay:
         self._hold()
         root = self._branch.finish(stage, in_use=in_use.after if in_use else "")
         left_out = [group for group in self._left_out() if first <= group.batch <= self._branch.update]
+        owners = named_owners(left_out)
         made = retractions.RetractionResult.model_validate(
             {
-                "owners": named_owners(left_out),
+                "owners": owners,
+                "named": sorted({*self._owners} & {*owners}),
                 "first": first,
                 "last": self._branch.update,
                 "before": self._branch.before,

@@ -200,6 +200,11 @@ def warnings(config: Config) -> list[str]:
         )
     if not config.audit.floor and not config.audit.first_groups:
         messages.append("audit.floor and audit.first_groups are 0: nothing is audited, so nodes can invent rollouts.")
+    if config.market.exact_bonus and config.audit.tolerance and not config.audit.classes:
+        messages.append(
+            "market.exact_bonus is never paid: audit.tolerance judges all nodes as one class. Set audit.classes, or "
+            "leave audit.tolerance empty."
+        )
     local = ("127.0.0.1", "localhost", "[::1]")
     is_public = bool(config.round.public_url) or config.round.listen.rpartition(":")[0] not in local
     if is_public and not config.round.public_url:

@@ -18,7 +18,7 @@ class MarketSection(Section):
         0.0,
         ge=0,
         le=1,
-        description="addition to a node's price if the round's auditor repeats its work to the bit, as a share of it",
+        description="addition to a node's price once the round's auditor repeats its work to the bit, as a share of it",
     )
     context_share: float = Field(
         0.02,

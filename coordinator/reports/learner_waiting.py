@@ -29,6 +29,11 @@ _TOO_FEW = (
     "string to more people."
 )
 
+_HELD = (
+    "No batch is formed until the result of `swarm-coordinator retract` is published. If no retraction is under way, "
+    "its order failed: see the coordinator's log, or repeat the command."
+)
+
 
 @dataclass(frozen=True)
 class LearnerWaiting:
@@ -38,8 +43,11 @@ class LearnerWaiting:
     why: str
 
 
-def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int) -> LearnerWaiting:
-    """Return the learner's state by the figures of `summary.status`; `backlog` claims wait for an auditor."""
+def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int, is_held: bool = False) -> LearnerWaiting:
+    """Return the learner's state by the figures of `summary.status`; `backlog` claims wait for an auditor.
+
+    `is_held` is True while no batch is formed, for a retraction.
+    """
     if told["finished"]:
         return LearnerWaiting("finished", "The round is finished.")
     if told["learner_alarm"]:
@@ -49,7 +57,7 @@ def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int) ->
         return LearnerWaiting(
             "starts", f"No version is published yet: {told['phase']}. See {place} for the learner's progress."
         )
-    if cause := _nothing_comes(told, config, backlog):
+    if cause := _HELD if is_held else _nothing_comes(told, config, backlog):
         return LearnerWaiting("will wait" if told["batch"] > told["update"] else "waits", cause)
     if config.learner.external:
         return LearnerWaiting(

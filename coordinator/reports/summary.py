@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.reports import alarms, earning_rates, health, history, learner_waiting, programs, standby
-from coordinator.store.facts import EXACT_CLASSES, FINISHED, PROGRESS, ROUND_ID, get_fact
+from coordinator.store.facts import FINISHED, PROGRESS, ROUND_ID, get_fact
 from coordinator.store.tables import batches, is_alive, leases, nodes, rejections, rollouts, transfers
 from coordinator.tasks.kinds import task_label
 from coordinator.transactions import (
@@ -20,12 +20,14 @@ from coordinator.transactions import (
     broadcasts,
     curriculum,
     evaluations,
+    exact_work,
     fleet,
     gifts,
     policy_versions,
     staleness_bound,
     standings,
 )
+from coordinator.transactions.batches import HELD
 from coordinator.transactions.leases import latest_batch, rules_of
 from ledger import store
 from ledger.accounts import BUDGET
@@ -84,7 +86,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "selection": curriculum.curriculum_report(connection, rules_of(config)),
         "fleet": fleet.list_nodes(connection),
         "publish_every": kappa,
-        "exact_classes": sorted(set(get_fact(connection, EXACT_CLASSES).values())),
+        "exact_classes": sorted(exact_work.current_classes(connection, now_ms)),
         "staleness_bound": staleness_bound.in_force(connection, config.staleness),
         "load": asdict(asked) if asked else None,
         "standby": _standby(config, now_ms),
@@ -124,8 +126,10 @@ def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict
 def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
     """Return the status with the learner's state and its cause, the credit, and the last incidents."""
     figures = status(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
+    is_held = 0 < now_ms < get_fact(connection, HELD)
+    told = learner_waiting.explain_waiting(figures, config, backlog=standings.backlog(connection), is_held=is_held)
     return figures | {
-        "learner": asdict(learner_waiting.explain_waiting(figures, config, backlog=standings.backlog(connection))),
+        "learner": asdict(told),
         "credit": _credited(connection),
         "incidents": [asdict(incident) for incident in history.incidents(connection)],
     }

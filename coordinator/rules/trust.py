@@ -110,6 +110,17 @@ def lifted(standing: OwnerStanding, before: OwnerStanding, *, counts: bool) -> O
     return replace(standing, claims=standing.claims + before.claims, groups=standing.groups + before.groups, hard=hard)
 
 
+def exact_class_after(before: str, finding: Finding, claimed: str, *, auditors: str) -> str:
+    """Return the exact class in which a node's work counts as proven, after a verdict on a claim of class `claimed`.
+
+    `auditors` is the exact class of the auditor. Only its own auditor compares bits: the pass of another one proves
+    nothing, and a failure of any kind ends the proof, a soft one included, since most forged bits fail softly.
+    """
+    if finding == "pass":
+        return claimed if claimed == auditors else before
+    return before if finding == "pardon" else ""
+
+
 def after_verdict(
     standing: OwnerStanding, finding: Finding, audit: AuditSection, groups: int = 1, *, again: bool = False
 ) -> OwnerStanding:

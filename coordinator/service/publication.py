@@ -11,7 +11,8 @@
   an update whose weights are not published.
 - An order is stored before anything is signed. After a kill in between, the order is settled before the next version
   gets its number: a signed version, which nodes may have seen, is activated; an unsigned one is forgotten. So is an
-  order at which something failed, at once.
+  order at which something failed, at once. A signed version that could not be activated is tried again with every
+  timestamp.
 - The result of a retraction is published in the same way. Its entry in the ledger is part of the transaction that
   activates the version, and no batch is formed from the order on until then.
 - An order for the weights of the newest version changes nothing, and the reply says so: an order can be repeated. A
@@ -129,11 +130,12 @@ class VersionPublication:
             await self._settle()
 
     async def renew_timestamp(self) -> None:
-        """Sign a fresh timestamp; never while a version is being published."""
+        """Sign a fresh timestamp, and try again to activate a signed version; never while one is being published."""
         async with self._lock:
             await asyncio.to_thread(self._metadata.renew_timestamp, utc_now())
             if self.mirror:
                 await self.mirror.changed()
+            await self._settle()
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(work)
@@ -165,12 +167,7 @@ class VersionPublication:
                 is_same = before is not None and {(entry.path, entry.digest) for entry in before.files} == named
                 if is_same and await self._database.read(_is_in_place, wanted.retraction, newest):
                     return {"version": newest, "changed": False}
-                if wanted.retraction:
-                    await self._database.run(
-                        retractions.require_current, wanted.retraction, newest + 1, now_ms=now_ms()
-                    )
-                order = wanted.model_dump(mode="json") | {"becomes": newest + 1}
-                await self._database.run(set_fact, ORDERED, order)
+                await self._database.run(intend, wanted, newest + 1, now_ms=now_ms())
                 try:
                     await asyncio.to_thread(_move, stage, uploads / str(newest + 1))
                     await self.sign(Publication(version=newest + 1, update=update, files=files))
@@ -190,9 +187,11 @@ class VersionPublication:
         if manifest:
             await self.activate(manifest)
         elif await self._database.read(get_fact, ORDERED):
-            await self._database.run(set_fact, ORDERED, None)
-            await self._database.run(batch_table.release)
+            await self._database.run(forget_order)
             log.warning("an order about versions was not carried out, and nothing was signed: repeat the order")
+        elif await self._database.read(_is_held_without_order, now_ms()):
+            await self._database.run(batch_table.release)
+            log.warning("batches are formed again: no order was stored with the hold of a retraction")
 
     async def sign(self, publication: Publication) -> None:
         """Sign and activate the next version; the caller holds the lock."""
@@ -253,6 +252,28 @@ def _is_in_place(connection: sa.Connection, retraction: RetractionResult | None,
     """
     done = commitments.retraction_to(connection, newest)
     return retraction is None or (done is not None and done.after == retraction.after)
+
+
+def intend(connection: sa.Connection, wanted: Replacement, version: int, *, now_ms: int) -> None:
+    """Store an order before anything is signed; the result of a retraction is checked, and no batch is formed then.
+
+    Hold and order are one transaction: nothing would end a hold without an order.
+    """
+    if wanted.retraction:
+        retractions.require_current(connection, wanted.retraction, version, now_ms)
+    set_fact(connection, ORDERED, wanted.model_dump(mode="json") | {"becomes": version})
+
+
+def forget_order(connection: sa.Connection) -> None:
+    """Forget the order of which nothing was signed, and form batches again."""
+    set_fact(connection, ORDERED, None)
+    batch_table.release(connection)
+
+
+def _is_held_without_order(connection: sa.Connection, now_ms: int) -> bool:
+    """Return True if batches are held longer than a command can have them held, and no order will end it."""
+    longest_ms = now_ms + int(1000 * retractions.HOLD_MAX_S)
+    return get_fact(connection, batch_table.HELD) > longest_ms and not get_fact(connection, ORDERED)
 
 
 def entered(connection: sa.Connection, version: int, now_ms: int) -> None:

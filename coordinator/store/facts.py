@@ -34,9 +34,6 @@ FINISHED = Fact("finished", False)
 PROGRESS = Fact[Mapping[str, Any]]("progress", {})
 """The learner's phase, how far it is, and its accuracies."""
 
-EXACT_CLASSES = Fact[Mapping[str, str]]("exact_classes", {})
-"""The exact class that each auditor repeats to the bit, by the auditor's name."""
-
 _value = Prepared(sa.select(facts.c.value).where(facts.c.name == sa.bindparam("wanted")))
 _change = Prepared(sa.update(facts).where(facts.c.name == sa.bindparam("wanted")).values(value=sa.bindparam("new")))
 _begin = Prepared(sa.insert(facts))

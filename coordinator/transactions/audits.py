@@ -17,12 +17,11 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from coordinator.rules.calibration import UNNAMED
-from coordinator.store.facts import EXACT_CLASSES, FINISHED, get_fact, set_fact
+from coordinator.store.facts import FINISHED, get_fact
 from coordinator.store.tables import IS_OPEN, LOST, WAITS, audits, leases
-from coordinator.transactions import audit_pace, escrow, partial_rollouts
+from coordinator.transactions import audit_pace, escrow, exact_work, partial_rollouts
 from coordinator.transactions.lottery import AuditTerms
 from ledger.entry import Validator
-from protocol import limits
 from protocol.work.auditing import AuditCase, Cases, Judged
 from protocol.work.lease import is_exact
 
@@ -54,7 +53,8 @@ def assign_cases(
 
     Claims that were held for one of `classes` wait again: the auditor has tolerances of this policy now.
     """
-    _record_exact_class(connection, auditor, classes)
+    for name in filter(is_exact, classes):  # one that has not met an exact claim since its start names none
+        exact_work.record_class(connection, auditor, name, now_ms)
     escrow.release(connection, classes)
     _release(connection, (audits.c.taken_by == auditor) | (audits.c.taken_until_ms <= now_ms))
     _pardon_hopeless(connection, terms, now_ms)
@@ -67,15 +67,6 @@ def assign_cases(
         values = {"taken_by": auditor, "taken_until_ms": now_ms + terms.timeout_ms}
         connection.execute(sa.update(audits).where(audits.c.claim_id.in_(names)).values(**values))
     return Cases(version=version or 0, cases=tuple(cases), done=_is_done(connection))
-
-
-def _record_exact_class(connection: sa.Connection, auditor: str, classes: Sequence[str]) -> None:
-    """Record the exact class of an auditor; one that has not met an exact claim since its start names none."""
-    known = get_fact(connection, EXACT_CLASSES)
-    for name in filter(is_exact, classes):
-        if known.get(auditor) != name:
-            others = [(other, of) for other, of in known.items() if other != auditor][1 - limits.CLASSES_MAX :]
-            set_fact(connection, EXACT_CLASSES, {**dict(others), auditor: name})
 
 
 def extend_cases(connection: sa.Connection, auditor: str, *, terms: AuditTerms, now_ms: int) -> int:
@@ -123,7 +114,10 @@ def _enter(connection: sa.Connection, verdict: Judged, terms: AuditTerms, now_ms
     if verdict.finding == "pardon" and escrow.was_held(connection, claim_id):  # else it is paid unseen
         return escrow.hold_claim(connection, claim_id, LOST, report, terms=terms, now_ms=now_ms)
     said = (claim_id, verdict.finding, report, verdict.validator)
-    return escrow.judge(connection, *said, terms=terms, now_ms=now_ms)
+    if not escrow.judge(connection, *said, terms=terms, now_ms=now_ms):
+        return False
+    exact_work.record_verdict(connection, claim_id, verdict.finding, now_ms)
+    return True
 
 
 def _release(connection: sa.Connection, lost: sa.ColumnElement[bool]) -> None:

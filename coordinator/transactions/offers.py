@@ -18,12 +18,13 @@ import sqlalchemy as sa
 
 from coordinator.rules import lengths
 from coordinator.rules.lifecycle import GroupState
-from coordinator.store.facts import EXACT_CLASSES, get_fact
+from coordinator.store.facts import get_fact
 from coordinator.store.tables import groups, is_for_training, leases
 from coordinator.transactions import (
     admission,
     curriculum,
     evaluation_leases,
+    exact_work,
     foresight,
     newcomers,
     partial_rollouts,
@@ -133,7 +134,7 @@ def offer(
 
     `place` is the network group that it called from; empty if many nodes may call from there.
     """
-    worker = _paid_worker(connection, node, message.numerics, terms)
+    worker = _paid_worker(connection, node, message.numerics, terms, now_ms)
     price = worker.price_micros_per_mtok
     expire(connection, terms=terms, now_ms=now_ms)
     admitted = admission.how_many(connection, worker, message, terms, place, now_ms)
@@ -203,21 +204,21 @@ def offer_turns(
             continue
         set_group(connection, group_no, GroupState.TRIAL if on_trial else GroupState.LEASED)
         asks = LeaseRequest(version=version, groups=1, continues=True, numerics=turn.lease.judged_as)
-        price = _paid_worker(connection, node, asks.numerics, terms).price_micros_per_mtok
+        price = _paid_worker(connection, node, asks.numerics, terms, now_ms).price_micros_per_mtok
         given += _give(connection, node, [GroupToLease(group_no, begun, version)], asks, price, terms, draw, now_ms)
     return tuple(given)
 
 
-def _paid_worker(connection: sa.Connection, node: NodeId, numerics: str, terms: LeaseTerms) -> WorkerRow:
+def _paid_worker(connection: sa.Connection, node: NodeId, numerics: str, terms: LeaseTerms, now_ms: int) -> WorkerRow:
     """Return the row of a node with the price that its leases name: the one that it asks, and any bonus of its class.
 
-    The bonus is only for a class that an auditor of the round repeats to the bit: a class that nobody can check would
-    otherwise be worth claiming.
+    The bonus is only for a node whose last judged work had the bits of its class, while an auditor of the round repeats
+    that class: the name of a class is public, and would otherwise be worth claiming.
     """
     worker = registry.require_worker(connection, node)
     if not terms.exact_bonus or terms.judges_alike or not is_exact(numerics):
         return worker
-    if numerics not in get_fact(connection, EXACT_CLASSES).values():
+    if not exact_work.is_proven(connection, node, numerics, now_ms):
         return worker
     return worker._replace(price_micros_per_mtok=with_bonus(worker.price_micros_per_mtok, terms.exact_bonus))
 

@@ -51,9 +51,12 @@ class RetractionResult(Section):
     after: Hex64
     left_out: int = Field(gt=0)
     left_out_root: Hex64
+    named: tuple[NodeId, ...] | None = Field(None, max_length=limits.RETRACTED_OWNERS_MAX)
+    """The owners that the command names, who must be banned; None: all. Of the others, only the groups that an earlier
+    retraction took back are left out."""
 
     def entry(self, version: int) -> RetractionEntry:
-        return RetractionEntry(version=version, **self.model_dump())
+        return RetractionEntry(version=version, **self.model_dump(exclude={"named"}))
 
 
 def owned_groups(connection: sa.Connection, owners: Collection[str]) -> list[OwnedGroup]:
@@ -118,9 +121,8 @@ def settings_digests(connection: sa.Connection, first: int, last: int) -> dict[s
 
 
 def require_banned(connection: sa.Connection, owners: Collection[str]) -> None:
-    """Refuse a retraction of an owner who is not banned any more; what was taken back before stays so."""
-    before = {owner for each in earlier_retractions(connection) for owner in each.owners}
-    free = [owner for owner in sorted(set(owners) - before) if standings.banned_ms(connection, owner) is None]
+    """Refuse a retraction that names an owner who is not banned any more."""
+    free = [owner for owner in sorted(set(owners)) if standings.banned_ms(connection, owner) is None]
     if free:
         raise OutOfOrder(
             f"The ban of {', '.join(free)} was lifted during the retraction: the next batches may have their groups.",
@@ -131,9 +133,10 @@ def require_banned(connection: sa.Connection, owners: Collection[str]) -> None:
 def require_current(connection: sa.Connection, result: RetractionResult, version: int, now_ms: int) -> None:
     """Refuse a result that the log would refuse as this version, that lacks the newest batch, or whose owners are free.
 
-    No batch is formed from here on until the order is settled: `batches.release` ends the hold.
+    No batch is formed from here on until the order is settled: `batches.release` ends the hold. Call it in the
+    transaction that stores the order.
     """
-    require_banned(connection, result.owners)
+    require_banned(connection, result.owners if result.named is None else result.named)
     newest = latest_batch(connection)
     if newest != result.last:
         raise OutOfOrder(

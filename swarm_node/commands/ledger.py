@@ -538,7 +538,7 @@ async def _follow_rotations(join: "JoinString", server: "WitnessServer") -> None
     while True:
         await trio.sleep(RENEW_KEYS_S)
         try:
-            newer = server.trust(await _log_keys(join))
+            newer = await server.trust(await _log_keys(join))
         except SwarmError as error:
             typer.echo(f"the keys of {join.url} cannot be read now: {error}", err=True)
         else:

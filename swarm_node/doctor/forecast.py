@@ -121,7 +121,7 @@ def lines(
     if bonus := float(status.get("exact_bonus", 0)):
         classes = " or ".join(str(name) for name in list(status.get("exact_classes") or ())[:CLASSES_SHOWN])
         here = f"class {classes}" if classes else "none yet: no auditor has met such work"
-        yield f"Bonus: {bonus:.2%} more with --dtype exact, if an auditor repeats this machine's bits: {here}"
+        yield f"Bonus: {bonus:.2%} more with --dtype exact, from the first audit that repeats this node's bits: {here}"
     estimate = forecast(status, rows, price=price, unit=unit, speed=speed)
     if estimate.unknown:
         yield f"Earnings: unknown: {estimate.unknown}"

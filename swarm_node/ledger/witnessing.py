@@ -104,18 +104,21 @@ class WitnessServer:
         for key in self._logs:
             record.adopt(key.name)
 
-    def trust(self, newest_first: Sequence[NoteKey]) -> NoteKey | None:
+    async def trust(self, newest_first: Sequence[NoteKey]) -> NoteKey | None:
         """Trust the newest of a log's keys, too, and return it; None if it is trusted already, or the list is too old.
 
         The keys before it count until it has signed a note: its log may sign with them until it is restarted.
         """
         newest = newest_first[0]
-        before = {key for key in self._logs if key.name == newest.name}
-        if newest in before or not before <= set(newest_first):
-            return None
-        self._logs = (newest, *self._logs)
-        self._replaced |= before
-        return newest
+        async with self._turn:
+            before = {key for key in self._logs if key.name == newest.name}
+            if not before <= set(newest_first):
+                return None
+            self._replaced |= before - {newest}
+            if newest in before:
+                return None
+            self._logs = (newest, *self._logs)
+            return newest
 
     async def answer(self, request: PageRequest) -> PageReply:
         """Answer a request."""

@@ -1,16 +1,28 @@
 """Operations give a row the same bits in every batch, block, and number of threads."""
 
+import importlib.util
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from protocol.errors import EngineFailed
+from swarm_exact import model, operations
 from swarm_exact.operations import HEIGHTS, KEY_BLOCK, RowProducts, attend, numbers, serial_below, silu
+from swarm_exact.shape import ModelShape
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def other_default() -> Iterator[None]:
+    """Another dtype than float32, for tensors that are made without one."""
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 63, 64, 65, 255, 257, 600])
@@ -118,3 +130,20 @@ def test_attention_of_few_tokens_uses_one_thread_if_more_give_other_bits() -> No
 def test_attention_that_depends_on_the_number_of_tokens_is_refused() -> None:
     with pytest.raises(EngineFailed, match="number of tokens"):
         serial_below(2, 4, 16, CPU, lambda *given: attend(*given) + len(given[0]))
+
+
+@pytest.mark.usefixtures("other_default")
+def test_no_bit_depends_on_the_default_dtype_of_the_program() -> None:
+    """A program that loads models in 16 bits may have set it."""
+    spec = importlib.util.spec_from_file_location("imported_again", operations.__file__)
+    assert spec
+    assert spec.loader
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    values = 20 * numbers((8, 64), CPU)
+    assert torch.equal(again.silu(values), silu(values))
+    assert again.silu(values).dtype == torch.float32
+    shape = ModelShape(64, 48, 1, 2, 1, 24, 96, 1e-6, 1e4, tied=True, normed=True, biased=True)
+    found = model.probe(shape, CPU)
+    torch.set_default_dtype(torch.float32)
+    assert found == model.probe(shape, CPU)

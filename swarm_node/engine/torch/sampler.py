@@ -29,9 +29,8 @@ class TorchLogits:
     ) -> tuple[list[int], list[float]]:
         device = self.values.device
         exact = torch.tensor(uniforms, dtype=torch.float64, device=device)
-        tokens, logprobs = draw(
-            self.values, torch.tensor(temperatures, device=device), exact, drawn_at(temperatures, own, device)
-        )
+        heats = torch.tensor(temperatures, dtype=torch.float32, device=device)
+        tokens, logprobs = draw(self.values, heats, exact, drawn_at(temperatures, own, device))
         return tokens.tolist(), logprobs.tolist()
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -45,4 +44,4 @@ def drawn_at(temperatures: Sequence[float], own: OwnTemperatures, device: torch.
     if all(each is None for each in own):
         return None
     chosen = [each if each is not None else temperature for temperature, each in zip(temperatures, own, strict=True)]
-    return torch.tensor(chosen, device=device)
+    return torch.tensor(chosen, dtype=torch.float32, device=device)

@@ -67,7 +67,9 @@ class SeedBound(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there whe
         own = sampler.drawn_at(temperatures, [row.own_temperature for row in rows], logits.device)
         chances = [row.uniforms[place] for row, place in zip(rows, places, strict=True)]
         uniforms = torch.tensor(chances, dtype=torch.float64, device=logits.device)
-        tokens, logprobs = drawing.draw(logits, torch.tensor(temperatures, device=logits.device), uniforms, own)
+        tokens, logprobs = drawing.draw(
+            logits, torch.tensor(temperatures, dtype=torch.float32, device=logits.device), uniforms, own
+        )
         for number, (row, place) in enumerate(zip(rows, places, strict=True)):
             if row.forced:
                 tokens[number] = row.forced[place]

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -47,6 +48,20 @@ def test_a_bonus_for_exact_work_counts_as_cost_and_says_what_it_saves() -> None:
     assert "to the bit" not in plain
     costs = [float(said.partition("It costs at most ")[2].partition(" ")[0]) for said in (plain, dearer)]
     assert costs[1] == pytest.approx(1.5 * costs[0])
+
+
+@pytest.mark.parametrize(
+    ("bonus", "audit", "warned"),
+    [
+        (0.5, {"tolerance": "torch/fp32/cpu"}, True),
+        (0.5, {"tolerance": "torch/fp32/cpu", "classes": ["torch/fp32/cpu"]}, False),
+        (0.5, {}, False),
+        (0.0, {"tolerance": "torch/fp32/cpu"}, False),
+    ],
+)
+def test_a_bonus_that_is_never_paid_is_warned_of(bonus: float, audit: dict[str, Any], warned: bool) -> None:
+    config = parse({"market": {"exact_bonus": bonus}, "audit": audit})
+    assert any("market.exact_bonus" in line for line in manual.warnings(config)) is warned
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from coordinator.config import AuditSection, Config, parse
 from coordinator.reports import learner_waiting, summary
 from coordinator.store.facts import FINISHED, set_fact
-from coordinator.transactions import standings
+from coordinator.transactions import batches, standings
 from protocol.text.money import CREDITS
 from tests.coordinator.world import World
 
@@ -87,6 +87,14 @@ def test_a_budget_below_the_dearest_group_is_named(tmp_path: Path) -> None:
 def test_a_reward_that_fails_comes_before_everything_else(at_work: World) -> None:
     found = look(at_work, verifier={"down": True, "reason": "It hangs."}, nodes_alive=0)
     assert (found.state, "No rewards: It hangs." in found.why) == ("waits", True)
+
+
+def test_a_hold_for_a_retraction_is_the_cause_and_not_too_few_groups(at_work: World) -> None:
+    at_work.run(batches.hold, 60.0, at_work.now_ms)
+    for passed_s, is_held in ((0, True), (61, False)):
+        now_ms = at_work.now_ms + 1000 * passed_s
+        figures = at_work.run(summary.explained, config=CONFIG, alive_since_ms=at_work.now_ms, now_ms=now_ms)
+        assert ("retraction" in figures["learner"]["why"]) is is_held
 
 
 def test_a_learner_that_waits_is_told_the_cause_once_that_is_measured(at_work: World) -> None:

@@ -134,3 +134,18 @@ def test_rates_of_nothing_stay_what_they_are() -> None:
     assert trust.rate_ppm(OwnerStanding(100, 100), shrinking, ease=1.0) == trust.rate_ppm(
         OwnerStanding(100, 100), shrinking
     )
+
+
+def test_exact_work_is_proven_by_a_pass_of_its_own_auditor_until_a_failure() -> None:
+    """Other bits mostly fail softly, and softly failed work is paid."""
+    cases: list[tuple[str, trust.Finding, str, str]] = [
+        ("", "pass", "exact/fp32/cpu-a", "exact/fp32/cpu-a"),
+        ("", "pass", "exact/fp32/cpu-b", ""),
+        ("", "pass", "", ""),
+        ("exact/fp32/cpu-a", "pass", "", "exact/fp32/cpu-a"),
+        ("exact/fp32/cpu-a", "soft", "exact/fp32/cpu-a", ""),
+        ("exact/fp32/cpu-a", "hard", "", ""),
+        ("exact/fp32/cpu-a", "pardon", "", "exact/fp32/cpu-a"),
+    ]
+    for before, finding, auditors, after in cases:
+        assert trust.exact_class_after(before, finding, "exact/fp32/cpu-a", auditors=auditors) == after

@@ -260,6 +260,55 @@ class Killed(Exception):
     """The process ends here."""
 
 
+async def test_a_kill_between_the_hold_and_the_order_of_a_retraction_leaves_neither(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would ever end such a hold: no order is there to be settled."""
+    made = {
+        "owners": [node(1)], "first": 1, "last": 1, "before": "1" * 64, "after": "9" * 64, "left_out": 1,
+        "left_out_root": "c" * 64,
+    }  # fmt: skip
+    held = partial(batch_table.hold, for_s=retractions.UNTIL_SETTLED_S, now_ms=now_ms())
+    monkeypatch.setattr(retractions, "require_current", lambda connection, *_, **__: held(connection))
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    order = {"action": "retract", "retraction": made, "stage": staged(served, SECOND)}
+    wanted = Replacement.model_validate(order | {"reason": "a trigger", "given_by": "me"})
+    monkeypatch.setattr(publication, "set_fact", killed)
+    with pytest.raises(Killed):
+        await served.round.publication.replace(wanted)
+    assert await served.round.database.read(get_fact, batch_table.HELD) == 0
+
+
+@pytest.mark.parametrize(
+    ("for_s", "stays"), [(retractions.HOLD_MAX_S - 60, True), (retractions.UNTIL_SETTLED_S, False)]
+)
+async def test_a_hold_that_no_command_asks_for_ends_if_there_is_no_order(
+    served: Served, for_s: float, stays: bool
+) -> None:
+    await served.round.database.run(batch_table.hold, for_s, now_ms())
+    await served.round.publication.settle_orders()
+    assert (await served.round.database.read(get_fact, batch_table.HELD) > 0) is stays
+
+
+async def test_a_signed_order_whose_activation_failed_is_activated_with_the_next_timestamp(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of a retraction holds batches until then, and its operator may not repeat it."""
+    here = served.round.publication
+    with monkeypatch.context() as broken:
+        broken.setattr(here, "activate", _full_disk)
+        await rollback(served, 1, 507)
+        with pytest.raises(DiskFull):
+            await here.renew_timestamp()
+    assert (await served.round.database.read(newest_version))[0] == 2
+    await here.renew_timestamp()
+    assert (await served.round.database.read(newest_version))[0] == 3
+    assert await served.round.database.read(get_fact, publication.ORDERED) is None
+
+
 @pytest.mark.parametrize("point", ["intended", "signed"])
 async def test_a_kill_in_between_leaves_it_done_or_not_done(tmp_path: Path, point: str) -> None:
     async with serve(tmp_path) as served:

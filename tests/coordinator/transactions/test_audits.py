@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import AuditSection
+from coordinator.rules.trust import Finding
 from coordinator.store import tables
-from coordinator.transactions import audits
+from coordinator.transactions import audits, exact_work
 from coordinator.transactions.audits import TRIES_MAX
 from protocol.wire.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer
@@ -147,24 +148,64 @@ def paid(world: World, key: NodeKey, numerics: str) -> tuple[int, int]:
     return lease.price_micros_per_mtok, sum(world.owed(key.node_id)) - before
 
 
-def test_only_a_class_that_an_auditor_repeats_to_the_bit_is_paid_more(audited: World) -> None:
-    """A bonus for any class called exact would be a price for a word."""
-    key, honest = audited.join(1), (PRICE, HONEST_TOKENS)
+def judge_all(world: World, *classes: str, finding: Finding = "pass") -> None:
+    """An auditor that names these classes judges every claim that waits."""
+    taken = world.run(audits.assign_cases, "one", 64, classes, terms=world.audits, now_ms=world.now_ms)
+    for case in taken.cases:
+        assert world.find(case.claim_id, finding)
+
+
+REGULAR, RAISED = (PRICE, HONEST_TOKENS), (PRICE * 3 // 2, HONEST_TOKENS * 3 // 2)
+
+
+@pytest.fixture
+def proven(audited: World) -> World:
+    """A round with a bonus, in which the first node's work has the bits of an auditor's class."""
     audited.terms = replace(audited.terms, exact_bonus=0.5)
-    assert paid(audited, key, EXACT) == honest, "no auditor has met such a claim yet"
-    audited.run(audits.assign_cases, "one", 8, ("torch/bf16/cpu", EXACT), terms=audited.audits, now_ms=audited.now_ms)
-    raised = PRICE * 3 // 2, HONEST_TOKENS * 3 // 2
-    assert [paid(audited, key, name) for name in ("torch/fp32/cpu", EXACT[:-1] + "c", EXACT)] == [
-        honest,
-        honest,
-        raised,
+    assert paid(audited, audited.join(1), EXACT) == REGULAR, "no auditor has met such a claim yet"
+    judge_all(audited, "torch/bf16/cpu", EXACT)
+    return audited
+
+
+def test_only_a_node_whose_bits_an_auditor_found_equal_is_paid_more(proven: World) -> None:
+    """A bonus for any class called exact would be a price for a word."""
+    key = proven.join(1)
+    assert [paid(proven, key, name) for name in ("torch/fp32/cpu", EXACT[:-1] + "c", EXACT)] == [
+        REGULAR,
+        REGULAR,
+        RAISED,
     ]
-    audited.terms = replace(audited.terms, tolerance="torch/fp32/cpu")  # all are judged alike: nobody looks at bits
-    assert paid(audited, key, EXACT) == honest
-    audited.terms = replace(audited.terms, tolerance="")
-    audited.run(audits.assign_cases, "one", 8, (EXACT[:-1] + "d",), terms=audited.audits, now_ms=audited.now_ms)
-    assert paid(audited, key, EXACT) == honest, "the auditor moved to another kind of processor"
-    assert audited.audit() == []
+    assert paid(proven, proven.join(2), EXACT) == REGULAR, "another node has proven nothing"
+    proven.terms = replace(proven.terms, tolerance="torch/fp32/cpu")  # all are judged alike: nobody looks at bits
+    assert paid(proven, key, EXACT) == REGULAR
+    proven.terms = replace(proven.terms, tolerance="")
+    judge_all(proven, EXACT[:-1] + "d")
+    assert paid(proven, key, EXACT) == REGULAR, "the auditor moved to another kind of processor"
+    assert proven.audit() == []
+
+
+def test_other_bits_end_the_bonus_until_they_are_equal_again(proven: World) -> None:
+    """Torch's float32 mostly fails softly against the exact class, and is paid."""
+    key = proven.join(1)
+    assert paid(proven, key, EXACT) == RAISED
+    judge_all(proven, EXACT, finding="soft")
+    assert paid(proven, key, EXACT) == REGULAR
+    judge_all(proven, EXACT)
+    assert paid(proven, key, EXACT) == RAISED
+
+
+def test_the_class_of_an_auditor_that_is_gone_or_has_none_any_more_ends(proven: World) -> None:
+    key = proven.join(1)
+    judge_all(proven, EXACT)
+    proven.now_ms += exact_work.NAMED_MS // 2
+    assert paid(proven, key, EXACT) == RAISED, "a replay can take hours"
+    judge_all(proven)  # it names no class, and judges a claim of one
+    proven.now_ms += exact_work.SILENT_MS
+    assert proven.run(exact_work.current_classes, proven.now_ms) == set()
+    judge_all(proven, EXACT)
+    assert proven.run(exact_work.current_classes, proven.now_ms) == {EXACT}
+    proven.now_ms += exact_work.NAMED_MS
+    assert proven.run(exact_work.current_classes, proven.now_ms) == set()
 
 
 def test_auditors_lose_nothing_while_the_coordinator_is_away(audited: World) -> None:

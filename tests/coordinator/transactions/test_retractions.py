@@ -114,6 +114,23 @@ def test_a_ban_that_is_lifted_during_the_replay_stops_the_retraction(played: Wor
     assert played.batch(3) is not None, "nothing is held"
 
 
+def test_the_ban_of_an_owner_who_was_retracted_before_must_hold_if_it_is_named_again(played: World) -> None:
+    """The owner's newer groups would be left out, and the next batches could have more of them."""
+    order = {"action": "retract", "stage": "", "reason": "a trigger", "given_by": "me", "becomes": 2}
+    made = result(played)
+    played.run(set_fact, ORDERED, order | {"retraction": made.model_dump(mode="json")})
+    played.publish(2, 2)
+    played.run(entered, 2, played.now_ms)
+    assert played.run(retractions.earlier_retractions)
+    for named in (made.owners, None):
+        again = made.model_copy(update={"named": named})
+        with pytest.raises(OutOfOrder, match="was lifted"):
+            played.run(retractions.require_current, again, 3, now_ms=played.now_ms)
+    others = made.model_copy(update={"named": ()})  # what was taken back before stays so, banned or not
+    played.run(retractions.require_current, others, 3, now_ms=played.now_ms)
+    assert others.entry(3).owners == made.owners
+
+
 def test_batches_are_held_until_the_order_is_settled_whatever_a_command_asks(played: World) -> None:
     """A batch in between would be missing in the entry, and no update could follow it."""
     ban(played)

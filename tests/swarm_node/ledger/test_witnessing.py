@@ -100,14 +100,27 @@ async def test_a_rotated_key_counts_without_a_restart_and_the_old_one_until_the_
 
     async with serving(server) as client:
         assert (await add(client, under(0, 3))).status_code == 403
-        assert server.trust([newer, notes.KEY]) == newer
-        assert server.trust([newer, notes.KEY]) is None
+        assert await server.trust([newer, notes.KEY]) == newer
+        assert await server.trust([newer, notes.KEY]) is None
         assert (await add(client, asked(0, 3))).status_code == 200, "the coordinator was not restarted yet"
         assert (await add(client, under(3, 5))).status_code == 200
         assert (await add(client, asked(5, 7))).status_code == 403
-        assert server.trust([notes.KEY]) is None, "an old chain of roots brings no old key back"
+        assert await server.trust([notes.KEY]) is None, "an old chain of roots brings no old key back"
         assert (await add(client, asked(5, 7))).status_code == 403
         assert (await add(client, under(5, 7))).status_code == 200
+
+
+async def test_an_old_key_that_was_named_beside_the_newer_one_ends_with_the_first_note_of_the_newer(
+    tmp_path: Path,
+) -> None:
+    """The rotation came before the start: the owner named the key of a join string, and the round has the next."""
+    newer = NoteKey(notes.KEY.name, notes.THIEF.public_key().public_bytes_raw())
+    server = WitnessServer(record_in(tmp_path), (newer, notes.KEY))
+    async with serving(server) as client:
+        assert await server.trust([newer, notes.KEY]) is None
+        signed = AddCheckpoint(0, proof(0, 3), sign(state(3), newer, notes.THIEF.sign))
+        assert (await add(client, signed)).status_code == 200
+        assert (await add(client, asked(3, 5))).status_code == 403
 
 
 async def test_an_old_checkpoint_is_not_signed_again_even_after_a_restart(tmp_path: Path) -> None:

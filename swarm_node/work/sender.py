@@ -68,8 +68,8 @@ class Outbox:
     def waiting(self, count: int, max_bytes: int, *, but: Collection[LeaseId] = frozenset()) -> dict[LeaseId, bytes]:
         """Return the oldest unsent rollouts without `but`: at least one, then as many as fit into both limits.
 
-        Files with the same time stamp are sorted by name, so that the order is stable. A file that the verdict of another
-        request removes meanwhile is skipped.
+        Files with the same time stamp are sorted by name, so that the order is stable. A file that is removed
+        meanwhile, as after the verdict of another request, is skipped.
         """
         taken: dict[LeaseId, bytes] = {}
         with disk_named(self._folder):

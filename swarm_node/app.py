@@ -160,7 +160,7 @@ async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]
                     nursery.start_soon(settings.show, rounds.snapshot)
                 nursery.start_soon(_steer, governor, engine)
                 await rounds.ended()
-        said, moves = _end(governor, len(rounds.all))
+        said, moves = describe_end(governor, [one.gate for one in rounds.all])
         nursery.cancel_scope.cancel()
     errors = [one.error for one in rounds.all if one.error]
     if len(errors) == len(rounds.all):
@@ -168,15 +168,15 @@ async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]
     return AgentRun(tuple(one.earnings() for one in rounds.all), moves), said
 
 
-def _end(governor: Governor, rounds: int) -> tuple[str, str]:
+def describe_end(governor: Governor, gates: Sequence[RoundGate]) -> tuple[str, str]:
     """Return why the agent ends, and the join string of the round that it moves to; empty if to none."""
     if governor.leaving.is_set():
         return "stopped by `swarm-node leave`", ""
     if governor.next_round:
         return f"moving to {governor.next_round.partition('#')[0]}", governor.next_round
-    if governor.finishing:
+    if governor.finishing or all(gate.is_ended_by_owner for gate in gates):
         return "finished, as you requested", ""
-    return "the round is finished" if rounds == 1 else "all rounds are finished", ""
+    return "the round is finished" if len(gates) == 1 else "all rounds are finished", ""
 
 
 async def _steer(governor: Governor, engine: EnginePool) -> None:
@@ -241,10 +241,18 @@ class AgentRound:
         finally:
             if self.error is not None:
                 rounds.record_left(self)
+            if any(not one.ended.is_set() for one in rounds.all if one is not self):
+                await self._unload()
             self._turn.release()
             self._parts.governor.close_round(self.gate)
             self.opened.set()
             self.ended.set()
+
+    async def _unload(self) -> None:
+        """Free the memory of the engine if it has a version of this round, since no other worker may do that."""
+        if self._turn.is_mine and self._turn.try_acquire():
+            with trio.CancelScope(shield=True):
+                await self._parts.engine.rest()
 
     async def _run(self, rounds: "AgentRounds") -> None:
         governor, gate, engine = self._parts.governor, self.gate, self._parts.engine
@@ -271,7 +279,7 @@ class AgentRound:
                 nursery.start_soon(reporter.run, worker.cancel)
                 nursery.start_soon(_return_at_limits, gate, worker)
                 await first_of(worker.finished.wait, *ends)
-                log.info("leaving: %s", "as you requested" if gate.is_ended_by_owner else _end(governor, 1)[0])
+                log.info("leaving: %s", describe_end(governor, [gate])[0])
                 await _drain(sender, outbox)
                 nursery.cancel_scope.cancel()
             finally:
@@ -378,16 +386,23 @@ class AgentRounds:
         """Return the folder of each round in the home."""
         return [one.folder for one in self.all]
 
-    def snapshot(self) -> AgentSnapshot:
-        """Return the state of the round that has the engine, with a row for each round if there are several."""
+    def shown(self) -> AgentRound:
+        """Return the round that the owner sees first: one that works, or else rests; best that with the engine."""
         open_ = [one for one in self.all if one.agent is not None]
         if not open_:
             raise next(one.error for one in self.all if one.error)
-        shown = next((one for one in open_ if one.has_engine and not one.ended.is_set()), open_[0])
+        return min(open_, key=lambda one: (one.ended.is_set(), not one.gate.decision.may_work, not one.has_engine))
+
+    def snapshot(self) -> AgentSnapshot:
+        """Return the state of the round that is `shown`, with a row for each round if there are several."""
+        shown = self.shown()
         assert shown.agent is not None
         snapshot = shown.agent.snapshot()
         if len(self.all) == 1:
             return snapshot
+        node_rests = shown.agent.governor.decision.reason_line
+        if node_rests:
+            snapshot = replace(snapshot, resting=node_rests)
         return replace(snapshot, rounds=[_row(one, shown=one is shown) for one in self.all])
 
     def status(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The commands write to the store; a running coordinator accepts a new key at once
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -98,7 +98,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
             f"{line(row['name']):24} {_state(row, now_ms()):22} spent {unit.amount(row['spent_micros'])} "
             f"of {unit.exact(row['budget_micros'])}, {unit.exact(row['left_micros'])} left; "
             f"{counted(row['answered_queries'], 'answered query', 'answered queries')}, {row['tokens']:,} tokens, "
-            f"{row['open_queries']:,} open, {_last_use(row['used_ms'], now_ms())}"
+            f"{row['open_queries']:,} open, {_last_use(row, now_ms())}"
             f"{', may publish' if row['publishes'] else ''}"
         )
     if not rows:
@@ -152,5 +152,7 @@ def _state(row: dict[str, int | None], now_ms: int) -> str:
     return f"expired {when}" if expires_ms <= now_ms else f"valid until {when}"
 
 
-def _last_use(used_ms: int | None, now_ms: int) -> str:
-    return "never used" if used_ms is None else f"used {ago(max(0, now_ms - used_ms))}"
+def _last_use(row: dict[str, Any], now_ms: int) -> str:
+    if row["used_ms"] is None:  # also of a key whose queries were deleted before its use was recorded
+        return "last use not known" if row["answered_queries"] else "never used"
+    return f"used {ago(max(0, now_ms - row['used_ms']))}"

@@ -229,7 +229,7 @@ class Governor:
         self._decide()
 
     def resume(self, card: int | None = None, *, round_name: str | None = None) -> None:
-        """Work again, if the limits allow it, also where `finish` was ordered; without a name everywhere."""
+        """Work again, if the limits allow it, also where `finish` was ordered; without a round or card, everywhere."""
         pauses = [self._pause_of(card, round_name)]
         rounds = self._rounds if round_name is None else [find_round(self._rounds, round_name)]
         if card is None:
@@ -301,7 +301,7 @@ class Governor:
 
     def _pause_of(self, card: int | None, round_name: str | None) -> OwnerPause:
         if card is not None and round_name is not None:
-            raise ConfigInvalid("A card works for all rounds.", hint="Name a round or a card.")
+            raise ConfigInvalid("`--card` and a round cannot be combined.", hint="Name a round or a card.")
         if round_name is not None:
             return find_round(self._rounds, round_name).pause
         if card is None:

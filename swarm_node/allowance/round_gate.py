@@ -106,10 +106,14 @@ class RoundGate:
 def find_round(gates: Iterable[RoundGate], text: str) -> RoundGate:
     """Return the round that an owner names by its join string, its address, or the beginning of its id."""
     gates = tuple(gates)
-    address = text.partition("#")[0].rpartition("://")[2].rstrip("/")
-    by_id = text.lower() if len(text) >= ROUND_ID_CHARS_MIN else ""
-    for gate in gates:
-        if address == gate.name or (by_id and gate.join.round_id.startswith(by_id)):
-            return gate
-    names = ", ".join(gate.name for gate in gates) or "none"
+    url, _, round_id = text.partition("#")
+    address = url.rpartition("://")[2].rstrip("/")
+    named = [gate for gate in gates if address == gate.name and round_id in ("", gate.join.round_id)]
+    if not named and len(text) >= ROUND_ID_CHARS_MIN:
+        named = [gate for gate in gates if gate.join.round_id.startswith(text.lower())]
+    if len(named) == 1:
+        return named[0]
+    names = ", ".join(gate.name for gate in named or gates) or "none"
+    if named:
+        raise ConfigInvalid(f"{text[:100]} names several rounds.", hint=f"Name one by its address: {names}.")
     raise ConfigInvalid(f"This agent takes part in no round {text[:100]}.", hint=f"Its rounds: {names}.")

@@ -49,8 +49,7 @@ def pause(
     With a round only its work pauses, and the agent works for the others. With --card only this card pauses, and the
     other cards continue its work.
     """
-    option = f" {round_name}" if round_name else "" if card is None else f" --card {card}"
-    said = f"Paused. Run `swarm-node resume{option}` to continue."
+    said = f"Paused. Run `swarm-node resume{_where(round_name, card)}` to continue."
     _order("pause", home, as_json, said, card=card, round_name=round_name)
 
 
@@ -62,16 +61,16 @@ def snooze(
     as_json: AsJson = False,
 ) -> None:
     """Pause for some minutes, as `pause` does; work continues by itself."""
-    said = f"Paused for {minutes:g} min. Run `swarm-node resume` to continue earlier."
+    said = f"Paused for {minutes:g} min. Run `swarm-node resume{_where(round_name, card)}` to continue earlier."
     _order("pause", home, as_json, said, card=card, minutes=minutes, round_name=round_name)
 
 
 def resume(
     round_name: RoundArgument = None, card: CardOption = None, home: Home = DEFAULT_HOME, as_json: AsJson = False
 ) -> None:
-    """Continue after `pause`, `snooze` or `finish`, as far as the limits allow; without a name in every round and card.
+    """Continue after `pause`, `snooze` or `finish`, as far as the limits allow.
 
-    A pause of the whole agent ends only without a name.
+    Without a round or card, everything resumes. A pause of the whole agent ends only so.
     """
     _order(
         "resume", home, as_json, "Resumed. The node works when its limits allow it.", card=card, round_name=round_name
@@ -141,6 +140,11 @@ def limits(
         )
     if named.keys() & {"vram_share", "turns_mib", "threads"}:
         typer.echo("vram_share, turns_mib and threads apply from the next start of the agent.")
+
+
+def _where(round_name: str | None, card: int | None) -> str:
+    """Return the arguments that limit an order to a round or a card."""
+    return f" {round_name}" if round_name else "" if card is None else f" --card {card}"
 
 
 def _order(do: str, home: Home, as_json: bool, said: str, **options: float | str | None) -> None:

@@ -6,7 +6,9 @@
 - Damaged files are skipped: only explanations depend on them.
 """
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from protocol import limits
@@ -60,18 +62,23 @@ class Rejections:
 
     def __iter__(self) -> Iterator[Rejection]:
         """Iterate over the rejections, newest first."""
-        for path in self._paths():
+        for path, _ in self._files():
             try:
                 yield Rejection.from_bytes(path.read_bytes(), max_bytes=2 * limits.REQUEST_MAX_BYTES)
             except (SwarmError, OSError):
                 continue
 
-    def _paths(self) -> list[Path]:
-        return sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        """Return the files, newest first, without those that are deleted meanwhile."""
+        files = list[tuple[Path, os.stat_result]]()
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            with suppress(FileNotFoundError):
+                files.append((path, path.stat()))
+        return sorted(files, key=lambda file: file[1].st_mtime_ns, reverse=True)
 
     def _forget_old(self) -> None:
         size_bytes = 0
-        for number, path in enumerate(self._paths()):
-            size_bytes += path.stat().st_size
+        for number, (path, stat) in enumerate(self._files()):
+            size_bytes += stat.st_size
             if number and (number >= KEPT_MAX or size_bytes > self._kept_bytes_max):
                 path.unlink(missing_ok=True)

@@ -6,8 +6,9 @@
   evidence is stored first, also when a whole request is refused and its rollouts stay. If the disk is full the rollout
   still leaves the outbox, since it would be rejected again as already judged.
 - One request at a time, so that the groups that end meanwhile share the next one. A turn of an episode is sent at once,
-  beside the others, since the next turn depends on it. All requests under way share the limits of one, and after a
-  failure no request is begun beside another.
+  beside the others, since the next turn depends on it. After a failure none is, until the next answer.
+- All requests under way share the limits of one: with eight rollouts under way a turn waits. One rollout that is larger
+  than the space left is still sent.
 - The answer may have leases, for the next turns of episodes: the worker gets them before the verdicts are recorded. The
   answer to rollouts that are sent again has none; then the worker gets the turn by an ordinary request.
 
@@ -29,6 +30,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,17 +68,22 @@ class Outbox:
     def waiting(self, count: int, max_bytes: int, *, but: Collection[LeaseId] = frozenset()) -> dict[LeaseId, bytes]:
         """Return the oldest unsent rollouts without `but`: at least one, then as many as fit into both limits.
 
-        Files with the same time stamp are sorted by name, so that the order is stable.
+        Files with the same time stamp are sorted by name, so that the order is stable. A file that is removed
+        meanwhile, as after the verdict of another request, is skipped.
         """
         taken: dict[LeaseId, bytes] = {}
         with disk_named(self._folder):
-            unsent = [path for path in self._folder.glob(f"*{_SUFFIX}") if path.stem not in but]
-            oldest = sorted(unsent, key=lambda path: (path.stat().st_mtime_ns, path.name))
-            for path in oldest[:count]:
-                envelope = path.read_bytes()
-                if taken and sum(map(len, taken.values())) + len(envelope) > max_bytes:
-                    break
-                taken[LeaseId(path.stem)] = envelope
+            unsent = list[tuple[int, Path]]()
+            for path in self._folder.glob(f"*{_SUFFIX}"):
+                with suppress(FileNotFoundError):
+                    if path.stem not in but:
+                        unsent.append((path.stat().st_mtime_ns, path))
+            for _, path in sorted(unsent)[:count]:
+                with suppress(FileNotFoundError):
+                    envelope = path.read_bytes()
+                    if taken and sum(map(len, taken.values())) + len(envelope) > max_bytes:
+                        break
+                    taken[LeaseId(path.stem)] = envelope
         return taken
 
     def remove(self, lease_id: LeaseId) -> None:
@@ -206,8 +213,8 @@ class Sender:
         self._sending: dict[LeaseId, int] = {}
         """Sizes of the rollouts in the requests under way, in bytes."""
         self._is_idle = False
-        self._failures = 0
-        """Requests without an answer since the last one with an answer."""
+        self._is_answered = True
+        """False after a request without an answer, until the next one with an answer."""
         self._next_word = -math.inf
         self._has_room = True
         """True if the disk had space for the last evidence."""
@@ -243,16 +250,24 @@ class Sender:
             while True:
                 await self._turn_stored.wait()
                 self._turn_stored = trio.Event()
-                if not self._failures:
+                if self._is_answered:
                     nursery.start_soon(self._send_beside, add_turns)
 
     async def _send_in_order(self, add_turns: AddTurns) -> None:
-        """Send one request after the other."""
+        """Send one request after the other, after a failure with a pause."""
+        failures = 0
         while True:
             self._woken = trio.Event()
-            if await self._try_to_send(add_turns) == 0:
+            sent = await self._try_to_send(add_turns)
+            if sent is None:
+                await trio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+                failures += 1
+                continue
+            failures = 0
+            if not sent:
                 self._is_idle = not self._woken.is_set()
                 await self._woken.wait()
+                self._is_idle = False
 
     async def _send_beside(self, add_turns: AddTurns) -> None:
         """Send what is in no request yet; after a failure `_send_in_order` sends it again."""
@@ -261,18 +276,16 @@ class Sender:
         self._woken.set()
 
     async def _try_to_send(self, add_turns: AddTurns) -> int | None:
-        """Send one request; return the number of judged rollouts, or None after a failure and its pause."""
+        """Send one request; return the number of judged rollouts, or None after a failure."""
         try:
             sent = await self.send_some(add_turns)
         except SwarmError as error:
             level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
             log.log(level, "rollouts not sent yet code=%s: %s", error.code, error)
-            pause_s = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
-            self._failures += 1
-            await trio.sleep(pause_s)
+            self._is_answered = False
             return None
         if sent:
-            self._failures = 0
+            self._is_answered = True
             self._log_credit()
         return sent
 
@@ -306,7 +319,8 @@ class Sender:
         try:
             reply = await self._coordinator.submit(Submission(rollouts=tuple(waiting.values())))
         except SwarmError as error:
-            await trio.to_thread.run_sync(self._keep_all, waiting, error)
+            async with self._recording:
+                await trio.to_thread.run_sync(self._keep_all, waiting, error)
             raise
         if reply.leases:
             await add_turns(reply.leases)

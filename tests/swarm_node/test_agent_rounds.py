@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from protocol.errors import OwnerBanned, SwarmError
 from swarm_node.allowance.governor import Governor, UploadCounter
-from swarm_node.app import AgentParts, AgentRound, AgentRounds, RoundChoice
+from swarm_node.app import AgentParts, AgentRound, AgentRounds, RoundChoice, describe_end
 from swarm_node.cli import app
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import parse
@@ -23,13 +23,26 @@ from swarm_node.work.engine_turn import EngineTurns
 A, B = (parse(f"http://127.0.0.1:{port}#{letter * 64}") for port, letter in ((7, "a"), (9, "b")))
 
 
+class Engine:
+    """An engine that counts how often its memory is freed."""
+
+    def __init__(self) -> None:
+        self.rests = 0
+
+    async def rest(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.rests += 1
+
+
 class Played(AgentRound):
     """A round whose parts are one act."""
 
-    def __init__(self, turns: EngineTurns, number: int, home: Path, act: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, turns: EngineTurns, number: int, home: Path, act: Callable[[], Awaitable[object]], engine: Engine
+    ) -> None:
         member = MemberSettings(join=(A, B)[number], home=home, name="n", price_micros_per_mtok=0)
         governor = Governor(home, UploadCounter(home, lambda: datetime.now(UTC)))
-        parts = AgentParts(cast(Any, None), cast(Any, None), governor, cast(Any, None))
+        parts = AgentParts(cast(Any, None), cast(Any, None), governor, cast(Any, engine))
         super().__init__(parts, turns.turn_of(number), RoundChoice(member, cast(Any, None)))
         self._act = act
 
@@ -38,10 +51,12 @@ class Played(AgentRound):
             nursery.start_soon(self._act)
 
 
-async def both(home: Path, *acts: Callable[[], Awaitable[object]]) -> list[SwarmError | None]:
-    turns = EngineTurns()
+async def both(
+    home: Path, *acts: Callable[[], Awaitable[object]], engine: Engine | None = None
+) -> list[SwarmError | None]:
+    turns, engine = EngineTurns(), engine or Engine()
     async with trio.open_nursery() as background:
-        rounds = AgentRounds([Played(turns, n, home, act) for n, act in enumerate(acts)], background)
+        rounds = AgentRounds([Played(turns, n, home, act, engine) for n, act in enumerate(acts)], background)
         async with trio.open_nursery() as nursery:
             for one in rounds.all:
                 nursery.start_soon(one.run, rounds)
@@ -90,3 +105,45 @@ def test_the_same_round_twice_is_refused_before_anything_starts(tmp_path: Path) 
     said = f"{result.output} {result.exception}"
     assert "The round at http://127.0.0.1:7 is named twice." in said
     assert last_round.find_last(tmp_path) is None
+
+
+@pytest.mark.trio
+async def test_a_round_that_ends_while_others_go_on_frees_the_memory_if_it_has_the_engine(tmp_path: Path) -> None:
+    async def end() -> None:
+        pass
+
+    for ending, rests in ((0, 1), (1, 0)):  # the first round has the engine
+        engine, seen = Engine(), list[int]()
+
+        async def go_on(engine: Engine = engine, seen: list[int] = seen) -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            seen.append(engine.rests)
+
+        await both(tmp_path, *((end, go_on) if ending == 0 else (go_on, end)), engine=engine)
+        assert seen == [rests]
+        assert engine.rests == rests, "with the last round the engine ends anyway"
+
+
+@pytest.mark.trio
+async def test_a_round_that_works_is_shown_before_one_that_rests_or_has_ended(tmp_path: Path) -> None:
+    turns = EngineTurns()
+    first, second = (Played(turns, number, tmp_path, bug, Engine()) for number in (0, 1))
+    for one in (first, second):
+        one.agent = cast(Any, one)
+    async with trio.open_nursery() as nursery:
+        rounds = AgentRounds([first, second], nursery)
+        assert rounds.shown() is first, "it has the engine"
+        first.gate.pause.paused = True
+        assert rounds.shown() is second
+        second.ended.set()
+        assert rounds.shown() is first, "the other has ended"
+
+
+def test_an_agent_whose_rounds_its_owner_ended_has_finished_as_requested(tmp_path: Path) -> None:
+    governor = Governor(tmp_path, UploadCounter(tmp_path, lambda: datetime.now(UTC)))
+    gates = [governor.open_round(A), governor.open_round(B)]
+    governor.finish(round_name=gates[0].name)
+    assert describe_end(governor, gates) == ("all rounds are finished", "")
+    governor.leave(round_name=gates[1].name)
+    assert describe_end(governor, gates) == ("finished, as you requested", "")
+    assert describe_end(governor, gates[:1]) == ("finished, as you requested", "")

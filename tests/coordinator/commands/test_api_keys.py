@@ -32,6 +32,9 @@ def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) ->
     assert "key  es-" in say(folder, "create", "other", "--budget", "10", "--days", "2").output
     database = Database(folder / "state.db")
     database.run_now(api_keys.settle, 1, reserved_micros=0, spent_micros=1_000_000, answered=1208, tokens=402_113)
+    database.close()
+    assert say(folder, "list").output.splitlines()[0].endswith("0 open, last use not known"), "as after a migration"
+    database = Database(folder / "state.db")
     database.run_now(api_keys.reserve, 1, 0, CREDITS, now_ms=now_ms() - 3 * 3_600_000)
     database.close()
     first, second = say(folder, "list").output.splitlines()

@@ -152,7 +152,13 @@ async def test_one_round_is_paused_finished_and_left_and_the_others_go_on(tmp_pa
             with pytest.raises(SwarmError, match=f"takes part in no round {name}") as refused:
                 await ask(tmp_path, "pause", round_name=name)
             assert refused.value.hint == "Its rounds: aa:8700."
-        with pytest.raises(SwarmError, match="A card works for all rounds"):
+        with pytest.raises(SwarmError, match="takes part in no round"):
+            await ask(tmp_path, "pause", round_name=f"http://aa:8700#{'b' * 64}")
+        made.open_round(JoinString("http://cc:8700", "aa" * 31 + "cc"))
+        with pytest.raises(SwarmError, match="aaaaaa names several rounds") as refused:
+            await ask(tmp_path, "pause", round_name="aaaaaa")
+        assert refused.value.hint == "Name one by its address: aa:8700, cc:8700."
+        with pytest.raises(SwarmError, match="`--card` and a round cannot be combined"):
             await ask(tmp_path, "pause", round_name="aa:8700", card=0)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from protocol.ids import LeaseId
 from swarm_node.work.sender import Outbox
 
-FIRST, SECOND, THIRD = (LeaseId(digit * 32) for digit in "cab")
+FIRST, SECOND, THIRD = (LeaseId(digit * 32) for digit in "cad")
 
 
 def filled(folder: Path) -> Outbox:
@@ -53,3 +53,9 @@ def test_putting_a_lease_twice_keeps_one(tmp_path: Path) -> None:
     outbox = filled(tmp_path)
     outbox.put(FIRST, b"again")
     assert len(outbox) == 3
+
+
+def test_one_that_is_removed_while_the_folder_is_read_is_no_disk_error(tmp_path: Path) -> None:
+    outbox = filled(tmp_path)
+    (tmp_path / f"{'b' * 32}.rollout").symlink_to(tmp_path / "removed")  # listed, and not there
+    assert list(outbox.waiting(8, 10_000)) == [FIRST, SECOND, THIRD]

@@ -231,3 +231,11 @@ def test_the_command_that_repeats_a_check_is_this_programs_own_whatever_the_coor
     assert told.strip() == f"repeat the check: `{found(error, LEASES[0]).command}`"
     (line,) = why.report(why.NOTHING, list(rejections), as_json=True)
     assert json.loads(line)["refused"]["command"] == found(error, LEASES[0]).command
+
+
+def test_a_file_that_is_deleted_while_the_folder_is_read_is_skipped(tmp_path: Path) -> None:
+    rejections = Rejections(tmp_path)
+    rejections.record(LEASES[0], b"", found(TokensInvalid("no"), LEASES[0]))
+    (tmp_path / "deleted.refusal").symlink_to(tmp_path / "nowhere")  # listed, and not there
+    rejections.record(LEASES[1], b"", found(TokensInvalid("no"), LEASES[1]))
+    assert {rejection.lease_id for rejection in rejections} == set(LEASES[:2])

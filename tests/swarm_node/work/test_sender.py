@@ -1,15 +1,17 @@
 """A node whose work is refused again and again stops, and says why; a finished rollout goes before other requests."""
 
+import threading
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.errors import Unreachable
+from protocol.errors import SwarmError, UnknownNode, Unreachable
 from protocol.ids import LeaseId
 from protocol.wire.signing import NodeKey, open_envelope
+from protocol.work.evidence import RejectionEvidence
 from protocol.work.messages import Submission, SubmissionReply, Verdict
 from protocol.work.rollout import RolloutClaim, Sample, pack_tokens
 from swarm_node.ledger.receipts import Claims
@@ -127,7 +129,7 @@ class HoldingCoordinator:
 
     def __init__(self) -> None:
         self.held: list[tuple[Submission, trio.Event]] = []
-        self.error: Unreachable | None = None
+        self.error: SwarmError | None = None
 
     async def submit(self, message: Submission) -> SubmissionReply:
         answered = trio.Event()
@@ -142,13 +144,27 @@ class HoldingCoordinator:
         self.held.pop(number)[1].set()
 
 
+class HeldRejections(Rejections):
+    """Rejections that are stored once `go_on` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.begun, self.go_on = 0, threading.Event()
+        self.go_on.set()
+
+    def record(self, lease_id: str, envelope: bytes, evidence: RejectionEvidence) -> None:
+        self.begun += 1
+        self.go_on.wait()
+        super().record(lease_id, envelope, evidence)
+
+
 class Sending:
     """A sender with its outbox, and a coordinator that holds its requests."""
 
     def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
         self.coordinator, self.outbox = HoldingCoordinator(), Outbox(folder / "outbox")
-        claims, rejections = Claims(folder / "claims"), Rejections(folder / "refusals")
-        self.sender = Sender(cast(Any, self.coordinator), self.outbox, claims, rejections)
+        claims, self.rejections = Claims(folder / "claims"), HeldRejections(folder / "refusals")
+        self.sender = Sender(cast(Any, self.coordinator), self.outbox, claims, self.rejections)
         nursery.start_soon(self.sender.run, self._no_turns)
         self._key, self._count = NodeKey(bytes(32)), 0
 
@@ -197,22 +213,41 @@ async def test_turns_beside_each_other_are_no_more_than_one_request_may_have(tmp
         nursery.cancel_scope.cancel()
 
 
-async def test_while_the_coordinator_answers_nothing_there_is_one_request(
+async def test_the_evidence_of_requests_refused_together_is_stored_one_after_the_other(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        sending = Sending(tmp_path, nursery)
+        assert await sending.store(turn=True) == [1]
+        assert await sending.store(turn=True) == [1, 1]
+        sending.coordinator.error = UnknownNode("restored")
+        sending.rejections.go_on.clear()
+        sending.coordinator.answer()
+        sending.coordinator.answer()
+        await wait_all_tasks_blocked(cushion=0.1)
+        begun = sending.rejections.begun
+        sending.rejections.go_on.set()
+        assert begun == 1
+        await settled()
+        assert len(list(sending.rejections)) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_while_the_coordinator_answers_nothing_there_is_one_request_and_a_failure_of_all_counts_once(
     tmp_path: Path, mock_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
         sending = Sending(tmp_path, nursery)
-        await sending.store(turn=True)
-        assert await sending.store(turn=True) == [1, 1]
+        for _ in range(ROLLOUTS_PER_REQUEST - 1):
+            await sending.store(turn=True)
         sending.coordinator.error = Unreachable("away")
-        sending.coordinator.answer()
-        sending.coordinator.answer()
+        for _ in range(ROLLOUTS_PER_REQUEST - 1):
+            sending.coordinator.answer()
         assert await sending.under_way() == []
         assert await sending.store(turn=True) == []
-        mock_clock.jump(PAUSES_S[1])
-        assert await sending.under_way() == [3]
-        assert await sending.store(turn=True) == [3]
+        mock_clock.jump(PAUSES_S[0])
+        assert await sending.under_way() == [ROLLOUTS_PER_REQUEST]
+        assert await sending.store(turn=True) == [ROLLOUTS_PER_REQUEST]
         sending.coordinator.error = None
         sending.coordinator.answer()
         assert await sending.under_way() == [1]
+        assert await sending.store(turn=True) == [1, 1]
         nursery.cancel_scope.cancel()

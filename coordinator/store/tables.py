@@ -458,7 +458,7 @@ api_keys = sa.Table(
     sa.Column("publishes", sa.Boolean, nullable=False, server_default=sa.false()),  # its holder may publish versions
     sa.Column("answered_queries", sa.Integer, nullable=False, server_default="0"),
     sa.Column("tokens", sa.BigInteger, nullable=False, server_default="0"),  # of answers that no audit has rejected
-    sa.Column("used_ms", sa.BigInteger, nullable=True),  # of its last query; null: never
+    sa.Column("used_ms", sa.BigInteger, nullable=True),  # of its last query; null: never, or before it was recorded
 )
 
 # Prompts that callers of the endpoint want completed: each is one group.

@@ -53,7 +53,7 @@ def undisturbed_updates(workers: int) -> int:
     ("workers", "attack"),
     [
         (1, {"fixed": FIXED_KEYS}),
-        (4, {"new_each_turn": 2}),
+        pytest.param(4, {"new_each_turn": 2}, marks=pytest.mark.slow),
         (4, {"new_each_turn": 20}),
         pytest.param(16, {"fixed": FIXED_KEYS}, marks=pytest.mark.slow),
         pytest.param(16, {"new_each_turn": 20}, marks=pytest.mark.slow),

@@ -24,11 +24,8 @@ ALL = bool(os.environ.get("ALL"))
 LAYERS = 30
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EVERY = [(layer, name) for layer in range(LAYERS) for name in PROJECTIONS]
-WEAKEST = [(5, "v_proj"), (5, "o_proj"), (29, "q_proj"), (29, "k_proj")]
-"""The weights of 210 that show least when they are scaled by a tenth."""
-
-SABOTAGED = [*WEAKEST, *EVERY[::70]]
-"""Some of every part of the model; `make test-real ALL=1` damages every one."""
+WEAKEST = [(5, "v_proj"), (29, "q_proj")]
+"""Two of the weights of 210 that show least when they are scaled by a tenth; `make test-real ALL=1` damages every one."""
 
 PRECISIONS = ("bf16", pytest.param("fp16", marks=pytest.mark.slow), "q8_0")
 
@@ -98,7 +95,7 @@ def is_found(version: Path, model: Any, weight: torch.Tensor, damage: Callable[[
 def test_one_projection_scaled_by_a_tenth_is_found(version: Path, model: Any) -> None:
     weights = dict(model._model.named_parameters())
     missed = []
-    for layer, name in EVERY if ALL else SABOTAGED if "bf16" in model.numerics else WEAKEST[:2]:
+    for layer, name in EVERY if ALL else WEAKEST:
         part = "mlp" if name in PROJECTIONS[4:] else "self_attn"
         weight = weights[f"model.layers.{layer}.{part}.{name}.weight"]
         if not is_found(version, model, weight, lambda tensor: tensor * 0.1):

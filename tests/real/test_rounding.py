@@ -35,7 +35,7 @@ QUESTIONS = (
     "Tell me a story about a fox.",
     "What is 12 + 30?",
 )
-HONEST, CHEATING = 4, 2
+HONEST = CHEATING = 2
 """Groups."""
 
 
@@ -143,7 +143,8 @@ def test_cheats_are_found_in_the_first_groups(
     assert AuditOutcome.HARD in outcomes(prefilled, tolerance), "true log-probabilities do not hide other tokens"
 
 
-@pytest.mark.parametrize("own", [0.0, *[pytest.param(own, marks=pytest.mark.slow) for own in (0.3, 2.0)]])
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [0.0, 0.3, 2.0])
 def test_leases_at_other_temperatures_are_judged_by_what_was_measured_at_the_versions(
     smollm2_folder: Path, scorer: VersionScorer, tolerance: Tolerance, groups: list[Group], own: float
 ) -> None:

@@ -111,10 +111,17 @@ def without_packed(peak: int, policy: TrainedPolicy, *, expected: int) -> int:
     return min(peak, peak - packed, key=lambda each: abs(each - expected))
 
 
-MEASURED = [("wide layers", way) for way in ("all weights", "all weights, bf16, layers twice", "LoRA, bf16")]
-MEASURED += [("many words", way) for way in ("all weights", "LoRA, bf16", "entropy bonus", "LoRA, bf16, entropy bonus")]
-MEASURED += [("five layers", "all weights, moments in bf16")]  # fewer than those of which some are measured
-MEASURED += [("many layers", "all weights, one piece")]
+MEASURED = [
+    ("wide layers", "all weights"),
+    *[
+        pytest.param("wide layers", way, marks=pytest.mark.slow)
+        for way in ("all weights, bf16, layers twice", "LoRA, bf16")
+    ],
+    *[("many words", way) for way in ("all weights", "LoRA, bf16", "entropy bonus")],
+    pytest.param("many words", "LoRA, bf16, entropy bonus", marks=pytest.mark.slow),
+    ("five layers", "all weights, moments in bf16"),  # fewer layers than those of which some are measured
+    ("many layers", "all weights, one piece"),
+]
 
 
 @pytest.mark.parametrize(("shape", "way"), MEASURED)

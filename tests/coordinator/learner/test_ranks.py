@@ -157,7 +157,10 @@ def hundred_million(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("purpose", "each", "ranks"), [("trained", 4, 1), ("trained", 4, 2), ("frozen", 2, 4)])
+@pytest.mark.parametrize(
+    ("purpose", "each", "ranks"),
+    [("trained", 4, 1), ("trained", 4, 2), pytest.param("frozen", 2, 4, marks=pytest.mark.slow)],
+)
 def test_a_rank_loads_its_share_of_the_weights_and_no_more(
     policy_folder: Path, hundred_million: Path, ranks: int, purpose: str, each: int, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ ALL = bool(os.environ.get("ALL"))
 LAYERS = 30
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EVERY = [(layer, name) for layer in range(LAYERS) for name in PROJECTIONS]
-WEAKEST = [(5, "v_proj"), (29, "q_proj")]
+WEAKEST = [(5, "v_proj"), (5, "o_proj")]
 """Two of the weights of 210 that show least when they are scaled by a tenth; `make test-real ALL=1` damages every one."""
 
 PRECISIONS = ("bf16", pytest.param("fp16", marks=pytest.mark.slow), "q8_0")

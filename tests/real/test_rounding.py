@@ -35,7 +35,7 @@ QUESTIONS = (
     "Tell me a story about a fox.",
     "What is 12 + 30?",
 )
-HONEST = CHEATING = 2
+HONEST, CHEATING = 4, 2
 """Groups."""
 
 

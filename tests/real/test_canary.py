@@ -25,7 +25,7 @@ LAYERS = 30
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EVERY = [(layer, name) for layer in range(LAYERS) for name in PROJECTIONS]
 WEAKEST = [(5, "v_proj"), (5, "o_proj")]
-"""Two of the weights of 210 that show least when they are scaled by a tenth; `make test-real ALL=1` damages every one."""
+"""Two of the 210 weights that show least when scaled by a tenth; `make test-real ALL=1` damages every one."""
 
 PRECISIONS = ("bf16", pytest.param("fp16", marks=pytest.mark.slow), "q8_0")
 

@@ -107,3 +107,7 @@ class GreedyThief(KeyThief):
 
     attack = "key theft: nothing but forgeries under a stolen key"
     every = 1
+
+    def hear(self, finding: Found) -> None:
+        super().hear(finding)
+        self.found = False  # the ban comes before a revocation, and a banned owner gets no other node

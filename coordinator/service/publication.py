@@ -171,8 +171,8 @@ class VersionPublication:
                 try:
                     await asyncio.to_thread(_move, stage, uploads / str(newest + 1))
                     await self.sign(Publication(version=newest + 1, update=update, files=files))
-                except Exception:
-                    await self._settle()  # it is forgotten, or, if nodes may have seen it, activated
+                except Exception:  # whatever failed: the order is forgotten, or, if nodes may have seen it, activated
+                    await self._settle()
                     if (await self._database.read(policy_versions.newest_version))[0] == newest:
                         raise
             finally:

@@ -212,16 +212,6 @@ class Governor:
         """Return when the decision, or an order about a round, has changed."""
         await self._changed.wait()
 
-    async def opened(self) -> None:
-        """Return when the node may work, or must finish."""
-        while not (self.decision.may_work or self.finishing):
-            await self.changes()
-
-    async def closed(self) -> None:
-        """Return when the node may not work."""
-        while self.decision.may_work:
-            await self.changes()
-
     def pause(self, card: int | None = None, *, minutes: float | None = None, round_name: str | None = None) -> None:
         """Stop at once, and accept no work until `resume`, or for `minutes`; with a card or a round, only there."""
         pause = self._pause_of(card, round_name)

@@ -237,6 +237,7 @@ async def test_a_retraction_at_which_signing_fails_is_forgotten_or_holds_batches
         "left_out_root": "c" * 64,
     }  # fmt: skip
     held = partial(batch_table.hold, for_s=retractions.UNTIL_SETTLED_S, now_ms=now_ms())
+    # No batch was formed here: of the check, only the hold is left.
     monkeypatch.setattr(retractions, "require_current", lambda connection, *_, **__: held(connection))
     here, order = served.round.publication, dict[str, Any](action="retract", retraction=made)
     with monkeypatch.context() as broken:
@@ -269,6 +270,7 @@ async def test_a_kill_between_the_hold_and_the_order_of_a_retraction_leaves_neit
         "left_out_root": "c" * 64,
     }  # fmt: skip
     held = partial(batch_table.hold, for_s=retractions.UNTIL_SETTLED_S, now_ms=now_ms())
+    # No batch was formed here: of the check, only the hold is left.
     monkeypatch.setattr(retractions, "require_current", lambda connection, *_, **__: held(connection))
 
     def killed(*_: object) -> None:
@@ -276,7 +278,7 @@ async def test_a_kill_between_the_hold_and_the_order_of_a_retraction_leaves_neit
 
     order = {"action": "retract", "retraction": made, "stage": staged(served, SECOND)}
     wanted = Replacement.model_validate(order | {"reason": "a trigger", "given_by": "me"})
-    monkeypatch.setattr(publication, "set_fact", killed)
+    monkeypatch.setattr(publication, "set_fact", killed)  # the point of the kill: between hold and order
     with pytest.raises(Killed):
         await served.round.publication.replace(wanted)
     assert await served.round.database.read(get_fact, batch_table.HELD) == 0

@@ -193,7 +193,8 @@ async def test_a_snooze_ends_by_itself(tmp_path: Path) -> None:
     async with agent(tmp_path) as made, trio.open_nursery() as nursery:
         assert "paused by you until" in (await ask(tmp_path, "pause", minutes=0.001))["resting"]
         nursery.start_soon(made.run)
-        await made.opened()
+        while not made.decision.may_work:
+            await made.changes()
         nursery.cancel_scope.cancel()
 
 

@@ -130,6 +130,7 @@ def test_full_disk_in_the_outbox_is_named_and_nothing_acknowledged_is_lost(scene
     assert_ledger_is_sound(scene.coordinator)
 
 
+@pytest.mark.slow
 def test_a_later_version_that_does_not_fit_is_named_and_work_goes_on_until_there_is_room(
     scene: Scene, large_policy: Path
 ) -> None:

@@ -42,7 +42,7 @@ def played(
     swarm.close()
 
 
-@pytest.mark.parametrize("engine", ["torch", "llama"])
+@pytest.mark.parametrize("engine", [pytest.param("torch", marks=pytest.mark.slow), "llama"])
 def test_an_engine_plays_episodes_to_their_ends_and_a_replay_finds_its_tokens(
     played: tuple[Swarm, Coordinator], task: PlayedTask, policy: Path, engine: str
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_node_at_home_is_dialled_from_the_internet_through_the_port_that_it_ma
     network.call("outside", lambda: round_outside(network, swarm, policy))
 
 
+@pytest.mark.slow
 def test_a_router_that_is_dead_or_forwards_nothing_does_not_keep_a_node_from_its_round(
     network: HomeNetwork, tmp_path: Path, policy: Path
 ) -> None:

@@ -57,7 +57,7 @@ def stuck(url: str, name: str) -> Iterator[None]:
     made.dispose()
 
 
-@pytest.mark.parametrize("victim", ["beside", "leader"])
+@pytest.mark.parametrize("victim", [pytest.param("beside", marks=pytest.mark.slow), "leader"])
 def test_a_process_that_is_killed_in_an_acceptance_leaves_nothing_half_done(
     victim: str, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

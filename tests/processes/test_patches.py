@@ -73,6 +73,7 @@ def test_a_follower_fetches_patches_and_a_newcomer_the_anchor_too(scene: Scene) 
     assert scene.holds("late", 4)
 
 
+@pytest.mark.slow
 def test_a_killed_follower_with_a_damaged_base_takes_the_anchor(scene: Scene) -> None:
     base = scene.folder("follower", 1) / MODEL
     scene.node.kill()

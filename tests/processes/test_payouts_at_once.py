@@ -31,7 +31,7 @@ class Books(World):
         self.database = Database(where)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgres"])
 def round_(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Swarm, Coordinator, Path | str]]:
     if request.param == "postgres" and (reason := postgres.missing()):
         pytest.skip(reason)  # the same test runs on SQLite in any case

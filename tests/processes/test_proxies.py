@@ -136,7 +136,7 @@ class Scene:
             return False
 
 
-@pytest.fixture(scope="module", params=["nginx", "caddy"])
+@pytest.fixture(scope="module", params=["nginx", pytest.param("caddy", marks=pytest.mark.slow)])
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Scene]:
     swarm = Swarm(tmp_path_factory.mktemp(request.param))
     try:

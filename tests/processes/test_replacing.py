@@ -111,6 +111,7 @@ def test_a_folder_becomes_a_version_of_the_running_round(
     assert_numbers_go_forward(coordinator)
 
 
+@pytest.mark.slow
 def test_a_coordinator_killed_in_the_middle_has_done_it_or_not(coordinator: Coordinator) -> None:
     version, log = int(coordinator.status()["version"]), learner_log(coordinator)
     words = [script("swarm-coordinator"), "policy", "rollback", str(coordinator.config_file), str(version - 1)]
@@ -132,6 +133,7 @@ def _is_intended(coordinator: Coordinator) -> bool:
     return value not in (None, "null")
 
 
+@pytest.mark.slow
 def test_a_stopped_round_is_sent_back_and_its_learner_hears_of_it_when_it_is_launched(coordinator: Coordinator) -> None:
     coordinator.program.interrupt()
     with pytest.raises(httpx.TransportError):

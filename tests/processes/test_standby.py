@@ -245,6 +245,7 @@ def verdicts(crowd: list[Labourer]) -> int:
     return sum(len(node.acknowledged) for node in crowd)
 
 
+@pytest.mark.slow
 def test_copy_that_lacks_published_entries_goes_on_only_after_a_gap_that_root_keys_sign(
     fresh: Swarm, policy: Path
 ) -> None:

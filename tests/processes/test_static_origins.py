@@ -86,7 +86,7 @@ def fetches(node: Program, version: int) -> None:
     node.said(f"version loaded version={version} ")
 
 
-@pytest.mark.parametrize("server", [python_server, nginx])
+@pytest.mark.parametrize("server", [pytest.param(python_server, marks=pytest.mark.slow), nginx])
 def test_a_version_comes_from_a_static_server_alone(
     server: Callable[[Swarm, Path, str], Program],
     swarm: Swarm,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from protocol.work.lease import OPEN
+from protocol.work.lease import OPEN, LeaseState
 from tests.processes.programs import PATIENCE_S, Program, Swarm, said, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of
 
@@ -97,6 +97,11 @@ def kill_at_work(coordinator: Coordinator, nodes: dict[str, Program]) -> str:
     return killed
 
 
+def had_answered(coordinator: Coordinator, killed: Program) -> bool:
+    """Return True if the answer was on its way already when the node was stopped."""
+    return set(coordinator.leases_of(node_id_of(killed)).values()) == {LeaseState.ACCEPTED}
+
+
 def read_and_kill(coordinator: Coordinator, key: str, nodes: dict[str, Program]) -> Reading:
     """Read a stream; at its first part kill the node that samples. The answer may be whole by then: nobody dies."""
     tokens, parts, killed, last = list[int](), 0, "", dict[str, Any]()
@@ -129,6 +134,9 @@ def test_an_answer_is_read_while_it_grows_and_survives_its_node(
 
     def one_died_in_the_middle() -> Reading | None:
         read = read_and_kill(coordinator, key, nodes)
+        if read.killed and had_answered(coordinator, nodes[read.killed]):
+            nodes[read.killed] = join(swarm, read.killed, coordinator.join_string, "--engine", "torch")
+            return None
         return read if read.killed else None
 
     read = until("an answer whose node dies in the middle", one_died_in_the_middle, within_s=4 * PATIENCE_S)

@@ -89,7 +89,6 @@ LARGE_CLASSES = {
     "swarm_node/p2p/yamux_machine.py:YamuxMachine": "a state machine: every attribute is a part of its state",
     "swarm_node/picker/picker.py:Picker": "a state machine over chunks and sources, which keeps indexes of both",
     "swarm_node/picker/sources.py:SourceState": "what the picker knows of one source, updated by each of its answers",
-    "swarm_node/work/sender.py:Sender": "requests beside each other, and the totals of their verdicts",
 }
 """`path:class` → why it has more attributes, or parameters of its constructor, than others."""
 

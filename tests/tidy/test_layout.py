@@ -38,6 +38,7 @@ FRAGMENTS = {
     "coordinator/pages/samples.py": "text of nodes on a page, apart from the figures of training",
     "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
+    "coordinator/service/turn_watch.py": "one kind of waiting, as idle_nodes and query_watch beside it",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/rails/files.py": "writes what each rail's module returns",
     "coordinator/transactions/rails/manual.py": "one module per rail",

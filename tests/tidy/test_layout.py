@@ -85,8 +85,6 @@ LARGE_CLASSES = {
     "swarm_node/engine/torch/qwen3.py:Qwen3": "the tensors and sizes of one model",
     "swarm_node/p2p/download.py:_Download": "one download: the picker and the connections that carry out its orders",
     "swarm_node/p2p/fetch.py:Upstream": "the state of one connection's requests",
-    "swarm_node/p2p/punch.py:Punches": "attempts at hole punching and the limits on them",
-    "swarm_node/p2p/serve.py:_Conversation": "the state of one connection that is served",
     "swarm_node/p2p/yamux_machine.py:YamuxMachine": "a state machine: every attribute is a part of its state",
     "swarm_node/picker/picker.py:Picker": "a state machine over chunks and sources, which keeps indexes of both",
     "swarm_node/picker/sources.py:SourceState": "what the picker knows of one source, updated by each of its answers",

@@ -1,4 +1,4 @@
-"""The sender: sends the rollouts in the outbox to the coordinator, and passes each verdict to be recorded.
+"""The sender: sends the rollouts in the outbox to the coordinator, and has the verdicts recorded.
 
 - A rollout leaves the outbox only after its verdict; after a lost answer it is sent again, which is harmless.
 - One request at a time, so that the groups that end meanwhile share the next one. A turn of an episode is sent at once,

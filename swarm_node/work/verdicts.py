@@ -1,4 +1,4 @@
-"""The coordinator's verdicts on this node's rollouts: recorded, counted, and the node's end if too many are rejections.
+"""Verdicts of the coordinator: recorded on the disk, counted for the owner, and watched by a guard.
 
 - The claims of accepted rollouts are recorded first: their ids are needed to request receipts. A rollout leaves the
   outbox last.
@@ -126,7 +126,7 @@ class VerdictRecorder:
         self._claims = claims
         self._rejections = rejections
         self._recording = trio.Lock()
-        """Held while the verdicts of one request are recorded."""
+        """Held while the answer to one request is recorded."""
         self._has_room = True
         """True if the disk had space for the last evidence."""
         self._next_credit_line = -math.inf

@@ -41,6 +41,7 @@ from coordinator.api.watch import WATCH, Watch
 from coordinator.base.children import Life, keep_running, script
 from coordinator.base.clock import now_ms
 from coordinator.config import Config
+from coordinator.publishing.best import Best
 from coordinator.reports import programs
 from coordinator.service import local_nodes, opening, tls, witness_calls
 from coordinator.service.group_scorer import GroupScorer
@@ -158,6 +159,7 @@ async def run(
     await asyncio.to_thread(round_.offered.forget_all)
     await round_.database.run(programs.launched, now_ms())
     await asyncio.to_thread(opening.mark_launched, round_.folder)
+    best = Best(round_.folder, round_.database, round_.publisher.write_folder)
     runner = make_runner(round_)
     await runner.setup()
     try:
@@ -166,15 +168,10 @@ async def run(
         await listen(runner, config.round.listen)
         if secure:
             await listen(runner, config.round.tls_listen, secure, handshake_s=runner.app[BOUNDS].handshake_s)
-        join_string = config.round.join_string(round_.round_id)
-        if code_of and (code := code_of(join_string)):
-            announce(code)
-        announce(f"Leaderboard: http://{config.round.listen}")
-        announce(f"Join with:   swarm-node join {join_string}")
-        announce(f"Phrase:      {phrase(round_.round_id)} (nodes that join by the host alone ask for it)")
+        _announce_round(round_, announce, code_of)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(every(1.0, lambda: _sweep(round_))),
+                group.create_task(every(1.0, lambda: _sweep(round_, best))),
                 group.create_task(every(STEER_S, lambda: _steer(round_))),
                 group.create_task(every(config.publish.timestamp_lifetime_s / 4, round_.publication.renew_timestamp)),
                 group.create_task(every(CHECKPOINT_EVERY_S, round_.publish_checkpoint)),
@@ -183,8 +180,8 @@ async def run(
             ]
             if secure:
                 tasks.append(group.create_task(every(tls.RELOAD_S, lambda: tls.reload(secure, config))))
-            if round_.mirror:
-                tasks.append(group.create_task(round_.mirror.run()))
+            if round_.publication.mirror:
+                tasks.append(group.create_task(round_.publication.mirror.run()))
             if not isinstance(round_.task, Judging):
                 scorer = GroupScorer(
                     round_, process_spec(config), partial(problem_of, round_.task), now_ms, episodes=config.episode
@@ -213,6 +210,18 @@ async def run(
         round_.close()
 
 
+def _announce_round(
+    round_: Round, announce: Callable[[str], None], code_of: Callable[[str], str | None] | None
+) -> None:
+    """Announce how to see the round and how to join it; `code_of` draws the join string."""
+    join_string = round_.config.round.join_string(round_.round_id)
+    if code_of and (code := code_of(join_string)):
+        announce(code)
+    announce(f"Leaderboard: http://{round_.config.round.listen}")
+    announce(f"Join with:   swarm-node join {join_string}")
+    announce(f"Phrase:      {phrase(round_.round_id)} (nodes that join by the host alone ask for it)")
+
+
 async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) -> None:
     """Serve nodes of a round that another process leads, until a signal or a change of the leader's settings."""
     _ease_interpreter()
@@ -227,7 +236,7 @@ async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) 
             looking = group.create_task(every(LOOK_S, lambda: _stop_on_changes(round_, stop)))
             await stop.wait()
             looking.cancel()
-        round_.require_led_alike()
+        round_.news.require_led_alike()
     finally:
         await runner.cleanup()
         round_.close()
@@ -236,7 +245,7 @@ async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) 
 async def _stop_on_changes(round_: Round, stop: asyncio.Event) -> None:
     """Read the news; stop if settings or keys changed, since they are read only at the start."""
     await round_.news.refresh()
-    if not round_.is_led_alike:
+    if not round_.news.is_led_alike:
         stop.set()
 
 
@@ -277,7 +286,7 @@ async def _make_up_for_absence(round_: Round) -> None:
     await round_.database.run(audits.resume, terms=round_.audits, now_ms=moment_ms)
 
 
-async def _sweep(round_: Round) -> None:
+async def _sweep(round_: Round, best: Best) -> None:
     await asyncio.to_thread(opening.touch, round_.folder)
     expired = await round_.database.run(leases.expire, terms=round_.terms, now_ms=now_ms())
     if expired:
@@ -287,7 +296,7 @@ async def _sweep(round_: Round) -> None:
     if round_.plans.seeder:
         await round_.database.run(links.know_seeder, round_.plans.seeder.peer_id)
     if round_.config.eval.every or await round_.database.read(evaluations.is_running):
-        await _look_at_evaluations(round_)
+        await _look_at_evaluations(round_, best)
 
 
 async def _forget_queries(round_: Round) -> None:
@@ -302,7 +311,7 @@ async def _forget_queries(round_: Round) -> None:
         )
 
 
-async def _look_at_evaluations(round_: Round) -> None:
+async def _look_at_evaluations(round_: Round, best: Best) -> None:
     """End evaluations that cannot be finished, and keep the best version."""
     ended = await round_.database.run(
         evaluations.sweep,
@@ -312,7 +321,7 @@ async def _look_at_evaluations(round_: Round) -> None:
     )
     for number in ended:
         log.warning("evaluation=%d ended before all problems were answered", number)
-    await round_.best.refresh()
+    await best.refresh()
 
 
 async def _steer(round_: Round) -> None:

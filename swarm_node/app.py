@@ -44,12 +44,14 @@ from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.lease_offers import LeaseOffers
 from swarm_node.work.lease_pacing import LeasePacing, NodePace
+from swarm_node.work.outbox import Outbox
 from swarm_node.work.progress_reporter import ProgressReporter
 from swarm_node.work.pulse import Pulse
 from swarm_node.work.rejections import FOLDER, Rejections
 from swarm_node.work.rollout_writer import RolloutWriter
 from swarm_node.work.round_engine import RoundEngine
-from swarm_node.work.sender import Outbox, Sender
+from swarm_node.work.sender import Sender
+from swarm_node.work.verdicts import VerdictRecorder
 from swarm_node.work.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -258,19 +260,20 @@ class AgentRound:
         governor, gate, engine = self._parts.governor, self.gate, self._parts.engine
         async with open_member(self.member, self._parts.node) as me, trio.open_nursery() as nursery:
             outbox = Outbox(me.folder / "outbox")
-            sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Rejections(me.folder / FOLDER))
+            verdicts = VerdictRecorder(outbox, Claims(me.folder / "claims"), Rejections(me.folder / FOLDER))
+            sender = Sender(me.coordinator, outbox, verdicts)
             notices = Notices(me.coordinator, me.folder)
             reporter = ProgressReporter(me.coordinator, me.key, self.join.round_id)
             worker = self._open_worker(me, outbox, sender, reporter)
             pulse = Pulse(me, worker)
-            self.agent = Agent(me, pulse, worker, engine, sender, outbox, notices, governor, gate, now_ms())
+            self.agent = Agent(me, pulse, worker, engine, verdicts, outbox, notices, governor, gate, now_ms())
             self.opened.set()
             try:
                 ends = (governor.leaving.wait, gate.leaving.wait)
                 # A round that does not answer is not waited for once the owner wants it to finish.
                 await first_of(partial(self._register, pulse, rounds), gate.finishes, *ends)
                 notifier = self.notifier()
-                for machine in (pulse, me.policies, me.log_watch, sender.guard, worker, notices, notifier):
+                for machine in (pulse, me.policies, me.log_watch, verdicts.guard, worker, notices, notifier):
                     nursery.start_soon(machine.run)
                 if me.mapper is not None:
                     nursery.start_soon(me.mapper.run)
@@ -342,11 +345,16 @@ class AgentRound:
         """Return the totals of this run."""
         if self.agent is None:
             return RunEarnings(self.join.url, 0, {}, 0, 0, CREDITS.to_json(), str(self.error or ""))
-        sender, verdicts = self.agent.sender, dict(self.agent.sender.verdicts)
-        accepted = verdicts.pop("accepted", 0) + verdicts.pop("already_accepted", 0)
-        unit = self.agent.member.policies.unit.to_json()
-        said = str(self.error or "")
-        return RunEarnings(self.join.url, accepted, verdicts, sender.tokens, sender.credit_micros, unit, said)
+        verdicts, unit = self.agent.verdicts, self.agent.member.policies.unit
+        return RunEarnings(
+            self.join.url,
+            verdicts.accepted,
+            verdicts.rejected,
+            verdicts.tokens,
+            verdicts.credit_micros,
+            unit.to_json(),
+            str(self.error or ""),
+        )
 
 
 class AgentRounds:

@@ -61,7 +61,7 @@ async def verdicts(request: web.Request) -> web.Response:
         terms=round_.audits,
         now_ms=now_ms(),
     )
-    round_.batch_ready.set()
+    round_.waiting.batch_ready.set()
     return web.Response(status=204)
 
 

@@ -139,7 +139,7 @@ async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuer
     query = await round_.beside_the_loop(lambda: read(data))
     asked, is_answered = await _ask(round_, key, query, patience_s), False
     try:
-        with round_.query_watch.awaited(asked.numbers, grows=query.grows) as news:
+        with round_.waiting.queries.awaited(asked.numbers, grows=query.grows) as news:
             if query.stream:
                 return await _stream(request, asked, news)
             async with asyncio.timeout(patience_s):
@@ -258,7 +258,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
     most = min(query.max_tokens or text.bounds.max_new_tokens, text.bounds.max_new_tokens)
     for prompt in prompts:
         _require_fitting(prompt, text)
-    async with round_.query_watch.asking:
+    async with round_.waiting.queries.asking:
         record = partial(
             queries.ask,
             key=key,
@@ -268,9 +268,9 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
             patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )
-        offers = round_.idle_nodes.follow(len(prompts))
+        offers = round_.waiting.nodes.follow(len(prompts))
         numbers = await round_.database.run_followed(record, offers)
-    round_.idle_nodes.call(len(prompts) - len(offers))
+    round_.waiting.nodes.call(len(prompts) - len(offers))
     kind = "chatcmpl" if query.is_chat else "cmpl"
     identity = f"{kind}-{round_.round_id[:12]}-{numbers[0]}"
     return AskedQueries(query, prompts, numbers, text, identity, int(time.time()))

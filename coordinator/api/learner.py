@@ -165,7 +165,7 @@ async def batch(request: web.Request) -> web.Response:
     deadline = asyncio.get_running_loop().time() + BATCH_WAIT_S
     await round_.database.run(programs.record_learner_request, now_ms(), asks_for=int(request.match_info["number"]))
     while True:
-        round_.batch_ready.clear()
+        round_.waiting.batch_ready.clear()
         training_batch = await round_.database.run(
             batches.get,
             int(request.match_info["number"]),
@@ -177,7 +177,7 @@ async def batch(request: web.Request) -> web.Response:
             return reply(training_batch)
         try:
             async with asyncio.timeout(LOOK_AGAIN_S):
-                await round_.batch_ready.wait()
+                await round_.waiting.batch_ready.wait()
         except TimeoutError:
             if asyncio.get_running_loop().time() >= deadline:
                 return web.Response(status=204)

@@ -104,9 +104,9 @@ async def lease(request: web.Request) -> web.Response:
     async def offer() -> LeaseReply:
         return await round_.database.run_for_node(make_offer())
 
-    calls, offered = round_.idle_nodes.calls, await offer()
-    while offered.reason == "ahead" and round_.idle_nodes.calls > calls:  # a query came during the offer
-        calls, offered = round_.idle_nodes.calls, await offer()
+    calls, offered = round_.waiting.nodes.calls, await offer()
+    while offered.reason == "ahead" and round_.waiting.nodes.calls > calls:  # a query came during the offer
+        calls, offered = round_.waiting.nodes.calls, await offer()
     if offered.reason == "ahead":
         offered = await _offer_when_called(request, make_offer, offered, version)
     return reply(offered)
@@ -123,7 +123,7 @@ async def _offer_when_called(
         has_left, is_behind = request.transport is None, round_.news.version > version
         return None if has_left or is_behind else make_offer()
 
-    with round_.idle_nodes.waiting(offer_now) as node:
+    with round_.waiting.nodes.waiting(offer_now) as node:
         while offered.reason == "ahead" and round_.news.version <= version:
             if (call := await node.called(until_s - loop.time())) is None:
                 break
@@ -153,7 +153,7 @@ async def progress(request: web.Request) -> web.Response:
     words = await _read(request, said, said.message.fragments, checked_rollouts.read_fragments, judge)
     answer = await commit(request, said, _progress, words=words, judge=judge)
     if words:
-        request.app[ROUND].query_watch.look()
+        request.app[ROUND].waiting.queries.look()
     return reply(answer)
 
 
@@ -165,9 +165,7 @@ async def submit(request: web.Request) -> web.Response:
     said = await read_signed_request(request, Submission)
     rollouts = await _read(request, said, said.message.rollouts, checked_rollouts.read_rollouts, judge)
     verdicts = await commit(request, said, _take_all, rollouts=rollouts, judge=judge)
-    round_.batch_ready.set()
-    round_.unscored.set()
-    round_.query_watch.look()
+    round_.waiting.wake_for_rollouts()
     turns = await _next_turns(request, said, rollouts, verdicts) if round_.plays and round_.leads else ()
     return reply(SubmissionReply(verdicts=verdicts, leases=turns))
 
@@ -190,7 +188,7 @@ async def _next_turns(
     def offer(connection: sa.Connection) -> tuple[Lease, ...]:
         return offers.offer_turns(connection, said.node, lease_ids, terms=round_.terms, draw=draw, now_ms=now_ms())
 
-    leases = await round_.turn_watch.wait(claims.keys(), offer)
+    leases = await round_.waiting.turns.wait(claims.keys(), offer)
     return await round_.database.run_for_node(offer) if leases is None else leases
 
 

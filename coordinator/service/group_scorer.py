@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from coordinator.config.task import EpisodeSection
-from coordinator.service.turn_watch import TurnWatch
+from coordinator.service.waiting import WaitingRequests
 from coordinator.store.state import Database
 from coordinator.tasks.group_play import GroupPlay
 from coordinator.tasks.reward_functions import Job
@@ -58,9 +58,7 @@ class ScoredRound(Protocol):
     database: Database
     audits: AuditTerms
     terms: LeaseTerms
-    unscored: asyncio.Event
-    batch_ready: asyncio.Event
-    turn_watch: TurnWatch
+    waiting: WaitingRequests
 
     @property
     def policy(self) -> PolicyText: ...
@@ -101,13 +99,13 @@ class GroupScorer:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    self._round.unscored.clear()
+                    self._round.waiting.unscored.clear()
                     for waiting in await self._next_waiting():
                         self._taken.add(waiting.claim_id)
                         group.create_task(self._score(waiting))
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_AGAIN_S):
-                            await self._round.unscored.wait()
+                            await self._round.waiting.unscored.wait()
         finally:
             await self._pool.close()
 
@@ -140,7 +138,7 @@ class GroupScorer:
         finally:
             self._taken.discard(waiting.claim_id)
             if self._leaves_some or self._put_off:  # else a look would delay the answer to the node for nothing
-                self._round.unscored.set()
+                self._round.waiting.unscored.set()
 
     async def _settle(self, waiting: Unscored) -> None:
         """Judge one group, or have its episodes go on, and store the result, or its failure if that is final."""
@@ -156,7 +154,7 @@ class GroupScorer:
             self._given_up = 0
             if halts == self._halts:
                 self._go_on()
-            self._round.batch_ready.set()
+            self._round.waiting.batch_ready.set()
         except VerifierFailed as failure:
             await self._failed(waiting, failure)
         except VerifierDown as failure:
@@ -166,7 +164,7 @@ class GroupScorer:
 
     async def _record_answer(self, waiting: Unscored, answer: list[Prefix], rewards: list[Reward | None]) -> None:
         """Store an environment's answer, and with the last one that a request waits for, lease it the next turns."""
-        request = self._round.turn_watch.request_due_with(waiting.claim_id)
+        request = self._round.waiting.turns.request_due_with(waiting.claim_id)
         leases: tuple[Lease, ...] = ()
         try:
             leases = await self._round.database.run(

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from coordinator.service.idle_nodes import IdleNodes
-from coordinator.store.facts import FINISHED, Fact, get_fact
+from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
 from coordinator.store.state import Database
 from coordinator.transactions import policy_versions
+from protocol.errors import ConfigInvalid
 from protocol.ids import NodeId
 
 NEWS_HOLD_S = 20.0
@@ -38,9 +39,13 @@ class StoredNews(NamedTuple):
 class RoundNews:
     """The newest version of a round, its end, and the state of its leader."""
 
-    def __init__(self, database: Database, idle_nodes: IdleNodes) -> None:
+    def __init__(self, database: Database, idle_nodes: IdleNodes, led_as: str, *, leads: bool = True) -> None:
         self._database = database
         self._idle_nodes = idle_nodes
+        self._led_as = led_as
+        """Digest of the settings and keys with which this process started, by `opening.led_as`."""
+        if leads:
+            database.run_now(set_fact, LED_AS, led_as)
         self._stored = database.run_now(_read)
         self._changed = asyncio.Event()
         self._held: Counter[NodeId] = Counter()
@@ -57,9 +62,17 @@ class RoundNews:
         return self._stored.finished
 
     @property
-    def led_as(self) -> str:
-        """Digest of the leader's settings and keys, by `opening.led_as`."""
-        return self._stored.led_as
+    def is_led_alike(self) -> bool:
+        """True if the leader has the settings and keys with which this process started."""
+        return self._stored.led_as == self._led_as
+
+    def require_led_alike(self) -> None:
+        """Raise an error if the leader has other settings or keys than this process."""
+        if not self.is_led_alike:
+            raise ConfigInvalid(
+                "The leader of this round has other settings or keys than this process.",
+                hint="Restart this process. If keys were replaced since the last launch, restart the round first.",
+            )
 
     @property
     def held_requests(self) -> int:

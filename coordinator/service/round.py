@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from coordinator.base.clock import now_ms
 from coordinator.config import Config, fixed
-from coordinator.publishing.best import Best
 from coordinator.publishing.mirror import open_mirror
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import utc_now
@@ -25,15 +24,12 @@ from coordinator.reports import standby, summary
 from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
-from coordinator.service.idle_nodes import IdleNodes
 from coordinator.service.newest_policy import NewestPolicy
-from coordinator.service.news import LED_AS, RoundNews
+from coordinator.service.news import RoundNews
 from coordinator.service.offered_versions import OfferedVersions
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
-from coordinator.service.query_watch import QueryWatch
-from coordinator.service.turn_watch import TurnWatch
-from coordinator.store.facts import set_fact
+from coordinator.service.waiting import WaitingRequests
 from coordinator.store.state import Database
 from coordinator.tasks.kinds import task_label, turn_tokens_max
 from coordinator.tasks.task import open_task
@@ -57,7 +53,6 @@ class Round:
 
     def __init__(self, config: Config, *, leads: bool = True) -> None:
         self.config = config
-        self.folder = config.round.directory
         self.leads = leads
         """True for the one process that trains, publishes, plans and signs; those `beside` it only serve nodes."""
         with ExitStack() as held:
@@ -71,7 +66,7 @@ class Round:
             if leads:
                 self._take_over()
             self._held = held.pop_all()
-        self.mirror = open_mirror(config.publish.upload, self.folder)
+        mirror = open_mirror(config.publish.upload, self.folder)
         self.operator_token = opening.open_token(self.folder)
         own = local_nodes.open_keys(config)
         self.invited = None if config.fleet.strangers else own
@@ -79,30 +74,19 @@ class Round:
         probes = own.union(config.audit.probes)
         self.audits = self._open_audits(probes)
         self.roots = self.metadata.roots()
-        self.led_as = opening.led_as(config, len(self.roots))
-        if leads:
-            self.database.run_now(set_fact, LED_AS, self.led_as)
-        self.idle_nodes = IdleNodes()
-        self.news = RoundNews(self.database, self.idle_nodes)
+        self.waiting = WaitingRequests(self.database)
+        self.news = RoundNews(self.database, self.waiting.nodes, opening.led_as(config, len(self.roots)), leads=leads)
         self.publisher = self._open_publisher()
-        self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
-        self.batch_ready = asyncio.Event()
-        self.unscored = asyncio.Event()
-        """Set when a group was accepted whose rewards need a process."""
-        self.turn_watch = TurnWatch()
-        self.query_watch = QueryWatch(self.database)
         self.plans = Plans()
         self.policy = NewestPolicy(config, self.task, self.publisher, self.news, self.plans)
-        self.silent_after_ms = config.leases.silent_after_ms
-        """Time without a message after which a node counts as offline."""
         self.up_since_ms = now_ms()
         self.publication = VersionPublication(
             config,
             self.publisher,
             self.metadata,
             self.database,
-            mirror=self.mirror,
+            mirror=mirror,
             splits=lambda: self.evaluated,
             refresh=self.news.refresh,
         )
@@ -157,29 +141,25 @@ class Round:
             )
         made = cls(config, leads=False)
         try:
-            made.require_led_alike()
+            made.news.require_led_alike()
         except ConfigInvalid:
             made.close()
             raise
         return made
 
     @property
+    def folder(self) -> Path:
+        return self.config.round.directory
+
+    @property
+    def silent_after_ms(self) -> int:
+        """Return the time without a message after which a node counts as offline."""
+        return self.config.leases.silent_after_ms
+
+    @property
     def plays(self) -> bool:
         """Return True if the samples are episodes of an environment."""
         return self.terms.turn_tokens_max > 0
-
-    @property
-    def is_led_alike(self) -> bool:
-        """Return True if the leader has the settings and keys with which this process started."""
-        return self.news.led_as == self.led_as
-
-    def require_led_alike(self) -> None:
-        """Raise an error if the leader has other settings or keys than this process."""
-        if not self.is_led_alike:
-            raise ConfigInvalid(
-                "The leader of this round has other settings or keys than this process.",
-                hint="Restart this process. If keys were replaced since the last launch, restart the round first.",
-            )
 
     def public_settings(self) -> dict[str, Any]:
         """Return the settings that nodes and visitors need."""

@@ -25,11 +25,11 @@ from typing import Any
 
 from protocol.errors import EngineFailed
 from protocol.work.fragment import Finish
-from protocol.work.rollout import end_tokens, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.work.rollout import end_tokens, pack_logprobs, pack_tokens
 from protocol.work.sampling import uniform_table
 from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits, SavedRow
-from swarm_node.engine.groups import RunningGroup, RunningSample, check_prefixes, failed, opened, prompts_of, since
+from swarm_node.engine.groups import RunningGroup, RunningSample, failed, open_group, prompts_of, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
 from swarm_node.engine.policy_files import PolicyFiles, files_of, read_config, read_generation_config, require_layers
 from swarm_node.engine.turn_cache import SIZE_MAX_BYTES, TurnCache
@@ -109,20 +109,8 @@ class Engine(ABC):
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request, or raise an error if the policy cannot serve it."""
-        decoder, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
-        if request.version != self._version:
-            raise EngineFailed(f"A request for version {request.version}, while version {self._version} is loaded.")
-        if max(prompt) >= decoder.vocab_size:
-            raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {decoder.vocab_size}.")
-        if len(prompt) + request.max_new_tokens > decoder.positions_max:
-            raise EngineFailed(
-                f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
-                f"{decoder.positions_max} positions."
-            )
+        group = open_group(request, self._loaded(), self._version)
         self._turns.shrink()
-        group = opened(request, prompt)
-        if request.prefixes:
-            check_prefixes(group, decoder.vocab_size)
         self._queue.append(group)
 
     def step(self) -> list[Answered]:

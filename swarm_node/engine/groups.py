@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +70,35 @@ class RunningSample:
         )
 
 
-def opened(request: SampleRequest, prompt: list[int]) -> RunningGroup:
+class ModelSizes(Protocol):
+    """The sizes of a loaded model that bound a request."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def positions_max(self) -> int: ...
+
+
+def open_group(request: SampleRequest, model: ModelSizes, version: int | None) -> RunningGroup:
+    """Return the group of a request; raise an error if the loaded model, of `version`, cannot serve it."""
+    if request.version != version:
+        raise EngineFailed(f"A request for version {request.version}, while version {version} is loaded.")
+    prompt = unpack_tokens(request.prompt).tolist()
+    if max(prompt) >= model.vocab_size:
+        raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {model.vocab_size}.")
+    if len(prompt) + request.max_new_tokens > model.positions_max:
+        raise EngineFailed(
+            f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
+            f"{model.positions_max} positions."
+        )
+    group = _unpacked(request, prompt)
+    if request.prefixes:
+        _check_prefixes(group, model.vocab_size)
+    return group
+
+
+def _unpacked(request: SampleRequest, prompt: list[int]) -> RunningGroup:
     """Return the group of a request, with its prefixes unpacked; a sample whose prefix is complete has ended."""
     if not request.prefixes:
         return RunningGroup(request, prompt, list(range(request.samples)), [[]] * request.samples)
@@ -83,7 +112,7 @@ def opened(request: SampleRequest, prompt: list[int]) -> RunningGroup:
     return group
 
 
-def check_prefixes(group: RunningGroup, vocab_size: int) -> None:
+def _check_prefixes(group: RunningGroup, vocab_size: int) -> None:
     """Require a prefix for each sample, with valid tokens, and at least one sample to continue."""
     request = group.request
     waiting = [group.prefixes[number] for number in group.waiting]

@@ -17,8 +17,9 @@ from swarm_node.ledger.notices import Notices
 from swarm_node.machine import use
 from swarm_node.machine.gpu import Card
 from swarm_node.member import Member
+from swarm_node.work.outbox import Outbox
 from swarm_node.work.pulse import Pulse
-from swarm_node.work.sender import JudgedRollout, Outbox, Sender
+from swarm_node.work.verdicts import JudgedRollout, VerdictRecorder
 from swarm_node.work.worker import Worker
 
 ANSWER_CODE_MAX_CHARS, ANSWER_TEXT_MAX_CHARS = 64, 200
@@ -113,7 +114,7 @@ class Agent:
     pulse: Pulse
     worker: Worker
     engine: EnginePool
-    sender: Sender
+    verdicts: VerdictRecorder
     outbox: Outbox
     notices: Notices
     governor: Governor
@@ -126,8 +127,6 @@ class Agent:
 
     def snapshot(self) -> AgentSnapshot:
         """Return the current state; reads only the outbox's folder."""
-        verdicts = dict(self.sender.verdicts)
-        accepted = verdicts.pop("accepted", 0) + verdicts.pop("already_accepted", 0)
         policies, governor = self.member.policies, self.governor
         heat = use.heat()
         troubles = (self.pulse.trouble, self.worker.trouble, policies.trouble)
@@ -154,15 +153,15 @@ class Agent:
             tokens_per_s=self.worker.tokens_per_s,
             open_leases=len(self.worker.leases.open),
             unsent=len(self.outbox),
-            accepted=accepted,
-            rejected=verdicts,
-            tokens=self.sender.tokens,
-            credit_micros=self.sender.credit_micros,
+            accepted=self.verdicts.accepted,
+            rejected=self.verdicts.rejected,
+            tokens=self.verdicts.tokens,
+            credit_micros=self.verdicts.credit_micros,
             **self._earned(),
             unit=policies.unit.to_json(),
             rates=self.notices.rates.to_json(self.member.key.node_id) if self.notices.rates else None,
             last_verdict=self._last_verdict(),
-            answers=[judged_row(judged) for judged in reversed(self.sender.answers)],
+            answers=[judged_row(judged) for judged in reversed(self.verdicts.answers)],
             download=policies.fetcher.download.to_json() if policies.fetcher.download else None,
             transfer=policies.fetcher.traffic.message(self.member.server.bytes_sent).model_dump(),
             uploaded_month_bytes=self.member.uploads.this_month(),
@@ -201,9 +200,9 @@ class Agent:
         }
 
     def _last_verdict(self) -> dict[str, Any] | None:
-        if not self.sender.answers:
+        if not self.verdicts.answers:
             return None
-        at_ms, lease_id, _, verdict = self.sender.answers[-1]
+        at_ms, lease_id, _, verdict = self.verdicts.answers[-1]
         said = {"outcome": verdict.outcome, "code": verdict.code, "message": verdict.message}
         return {"at_ms": at_ms, "lease_id": lease_id, "credit_micros": verdict.credit_micros, **said}
 

@@ -76,6 +76,56 @@ class ReachReport:
     unpunched: tuple[NodeId, ...] = ()
 
 
+class ReachResults:
+    """The results of punching and observing, and what the coordinator has of them."""
+
+    def __init__(self) -> None:
+        self.observed: tuple[str, ...] = ()
+        """The public address of the listening port, one entry per observer that answered last time."""
+        self._worked: dict[NodeId, bool] = {}
+        self._reported: dict[NodeId, bool] = {}
+        self._reported_observed: tuple[str, ...] = ()
+        self.on_news: Callable[[], None] = lambda: None
+
+    @property
+    def has_news(self) -> bool:
+        """True if something was not reported yet."""
+        return self.observed != self._reported_observed or bool(self._changed())
+
+    def report(self) -> ReachReport:
+        """Return the observed addresses, and the peers for which the result of punching has changed."""
+        changed = self._changed()
+        succeeded = [name for name, worked in changed.items() if worked][: limits.DIALS_MAX]
+        failed = [name for name, worked in changed.items() if not worked][: limits.DIALS_MAX]
+        return ReachReport(self.observed, tuple(succeeded), tuple(failed))
+
+    def confirm(self, report: ReachReport) -> None:
+        """Record that the coordinator has this report."""
+        self._reported_observed = report.observed
+        before = {name: worked for name, worked in self._reported.items() if name in self._worked}
+        self._reported = before | dict.fromkeys(report.punched, True) | dict.fromkeys(report.unpunched, False)
+
+    def record_punch(self, name: NodeId, worked: bool) -> None:
+        """Record that punching a peer worked, or did not."""
+        before = self._worked.pop(name, None)
+        self._worked[name] = worked
+        while len(self._worked) > 2 * limits.PUNCHES_MAX:
+            del self._worked[next(iter(self._worked))]
+        if worked != before:
+            log.info("punched peer=%s worked=%s", name, worked)
+            self.on_news()
+
+    def record_observed(self, observed: tuple[str, ...]) -> None:
+        """Record the addresses at which observers see this host."""
+        if observed != self.observed:
+            log.info("others see this node at %s", " and ".join(dict.fromkeys(observed)))
+            self.observed = observed
+            self.on_news()
+
+    def _changed(self) -> dict[NodeId, bool]:
+        return {name: worked for name, worked in self._worked.items() if self._reported.get(name) != worked}
+
+
 class PunchBudget:
     """Limits the dials per minute: per neighbourhood and in total."""
 
@@ -95,7 +145,7 @@ class PunchBudget:
 
 
 class Punches:
-    """Punched connections of one host, and its address as other peers see it."""
+    """Punched connections of one host, and the observers of its address."""
 
     def __init__(
         self,
@@ -117,37 +167,14 @@ class Punches:
         self._observing = trio.CancelScope()
         self._asked = WeakSet[INetConn]()
         """Connections from the listening port to observers."""
-        self._worked: dict[NodeId, bool] = {}
-        self._reported: dict[NodeId, bool] = {}
-        self._reported_observed: tuple[str, ...] = ()
-        self.observed: tuple[str, ...] = ()
-        """The public address of the listening port, one entry per observer that answered last time."""
+        self.results = ReachResults()
         self.made = WeakSet[IMuxedConn]()
         """Punched connections: they do not prove that a peer can be dialled."""
-        self.on_news: Callable[[], None] = lambda: None
 
     @property
     def peers(self) -> set[ID]:
         """The peers to which connections are kept."""
         return {ID.from_base58(peer.peer_id) for peer in self._scopes}
-
-    @property
-    def has_news(self) -> bool:
-        """True if something was not reported yet."""
-        return self.observed != self._reported_observed or bool(self._changed())
-
-    def report(self) -> ReachReport:
-        """Return the observed addresses, and the peers for which the result of punching has changed."""
-        changed = self._changed()
-        succeeded = [name for name, worked in changed.items() if worked][: limits.DIALS_MAX]
-        failed = [name for name, worked in changed.items() if not worked][: limits.DIALS_MAX]
-        return ReachReport(self.observed, tuple(succeeded), tuple(failed))
-
-    def confirm(self, report: ReachReport) -> None:
-        """Record that the coordinator has this report."""
-        self._reported_observed = report.observed
-        before = {name: worked for name, worked in self._reported.items() if name in self._worked}
-        self._reported = before | dict.fromkeys(report.punched, True) | dict.fromkeys(report.unpunched, False)
 
     def follow(self, punches: Iterable[Peer], observers: Iterable[Peer]) -> None:
         """Follow another plan: keep connections to `punches` only, and ask `observers` for this host's address."""
@@ -183,7 +210,7 @@ class Punches:
             try:
                 while True:
                     worked = await self._connect(peer_id, place)
-                    self._note(name, worked)
+                    self.results.record_punch(name, worked)
                     if worked:
                         pause_s = AGAIN_S
                         for connection in self._swarm.get_connections(peer_id):
@@ -241,9 +268,6 @@ class Punches:
             raise
         return TrioTCPStream(trio.SocketStream(dialling))
 
-    def _changed(self) -> dict[NodeId, bool]:
-        return {name: worked for name, worked in self._worked.items() if self._reported.get(name) != worked}
-
     def _begins(self, peer_id: ID) -> bool:
         return self._own_id < peer_id.to_base58()
 
@@ -265,15 +289,6 @@ class Punches:
         self.made.add(muxed)
         return muxed
 
-    def _note(self, name: NodeId, worked: bool) -> None:
-        before = self._worked.pop(name, None)
-        self._worked[name] = worked
-        while len(self._worked) > 2 * limits.PUNCHES_MAX:
-            del self._worked[next(iter(self._worked))]
-        if worked != before:
-            log.info("punched peer=%s worked=%s", name, worked)
-            self.on_news()
-
     async def _observe(self, observers: list[Peer], scope: trio.CancelScope) -> None:
         """Ask each observer for the address that it sees; the answers stay until the next round."""
         answers: dict[str, str] = {}
@@ -281,11 +296,8 @@ class Punches:
             async with trio.open_nursery() as nursery:
                 for peer in observers:
                     nursery.start_soon(self._ask, peer, answers)
-            observed = tuple(answers[peer.peer_id] for peer in observers if peer.peer_id in answers)
-            if observed and observed != self.observed:
-                log.info("others see this node at %s", " and ".join(dict.fromkeys(observed)))
-                self.observed = observed
-                self.on_news()
+            if answers:
+                self.results.record_observed(tuple(answers[p.peer_id] for p in observers if p.peer_id in answers))
 
     async def _ask(self, peer: Peer, answers: dict[str, str]) -> None:
         try:

@@ -156,6 +156,38 @@ class ChunkServer:
             self.takers[slowest].cancel()
 
 
+class _Announcements:
+    """The announcements of arriving chunks on one stream: each chunk once, with a pause between two HAVEs."""
+
+    def __init__(self, arrivals: Arrivals, pause_s: float) -> None:
+        self._arrivals, self._pause_s = arrivals, pause_s
+        self._count = self._last = 0
+        """Number of chunks announced, and the sequence number of the last (`Arrivals.news_after`)."""
+        self._announced_at = -math.inf
+        self.due_at = -math.inf
+        """Time of the next announcement; `inf`: there is nothing to announce."""
+
+    def schedule(self) -> bool:
+        """Schedule an announcement; return False if one is scheduled already."""
+        is_new = self.due_at == math.inf
+        self.due_at = min(self.due_at, self._announced_at + self._pause_s)
+        return is_new
+
+    def due_chunks(self) -> tuple[ChunkId, ...]:
+        """Return the chunks to announce now, if any, and count them as announced."""
+        now = trio.current_time()
+        if now < self.due_at:
+            return ()
+        at_most = min(limits.EXCHANGE_HAVE_NAMES_MAX, limits.EXCHANGE_HAVE_TOTAL_MAX - self._count)
+        chunks, self._last = self._arrivals.news_after(self._last, at_most)
+        self._count += len(chunks)
+        if chunks:
+            self._announced_at = now
+        else:
+            self.due_at = math.inf
+        return tuple(chunks)
+
+
 class _Conversation:
     """Server side of one stream: a reader records WANTs, a writer answers those that can be answered."""
 
@@ -171,10 +203,7 @@ class _Conversation:
         """The requester has less than other nodes, by its last WANT."""
         self._small_frames = 0
         """Frames sent in this turn, before its chunk."""
-        self._announced = self._announced_up_to = 0
-        """Number of chunks announced to the requester, and the sequence number of the last (`Arrivals.news_after`)."""
-        self._announce_at = self._announced_at = -math.inf
-        """Time of the next announcement (`inf`: nothing to announce), and of the last one."""
+        self._announcements = _Announcements(server.arrivals, self._limits.news_s)
         self._idle_at = trio.current_time() + self._limits.idle_s
         self._changed, self._sent = trio.Event(), trio.Event()
         self._farewell = Farewell.DONE
@@ -246,8 +275,7 @@ class _Conversation:
     def _refresh(self) -> None:
         """Handle a change in the chunks that have arrived or are expected."""
         arrivals = self._server.arrivals
-        matters = self._announce_at == math.inf  # otherwise the writer is already scheduled to announce
-        self._announce_at = min(self._announce_at, self._announced_at + self._limits.news_s)
+        matters = self._announcements.schedule()
         for chunk in list(self._waiting):
             if chunk in arrivals.held_chunks:
                 del self._waiting[chunk]
@@ -276,8 +304,8 @@ class _Conversation:
         """Return the next frame to send before the chunk, if any."""
         if self._replies:
             return self._replies.popleft()
-        news = self._news()
-        return Have(news) if news else None
+        chunks = self._announcements.due_chunks()
+        return Have(chunks) if chunks else None
 
     def _has_turn(self) -> bool:
         return self._server.turns.is_sending(self._link)
@@ -293,26 +321,12 @@ class _Conversation:
     def _wake(self) -> None:
         self._changed.set()
 
-    def _news(self) -> tuple[ChunkId, ...]:
-        """Return the chunks to announce to the requester now, if any."""
-        arrivals, now = self._server.arrivals, trio.current_time()
-        if now < self._announce_at:
-            return ()
-        at_most = min(limits.EXCHANGE_HAVE_NAMES_MAX, limits.EXCHANGE_HAVE_TOTAL_MAX - self._announced)
-        news, self._announced_up_to = arrivals.news_after(self._announced_up_to, at_most)
-        self._announced += len(news)
-        if news:
-            self._announced_at = now
-        else:
-            self._announce_at = math.inf
-        return tuple(news)
-
     async def _wait(self) -> bool:
         self._changed = trio.Event()
         turns = self._server.turns
         turn_at = turns.look_again_at(self._link, trio.current_time())
         idle_at = math.inf if self._responder.owed or self._server.arrivals.expecting_any else self._idle_at
-        with trio.move_on_at(min(idle_at, self._announce_at, turn_at, *map(self._absent_at, self._waiting))):
+        with trio.move_on_at(min(idle_at, self._announcements.due_at, turn_at, *map(self._absent_at, self._waiting))):
             await self._changed.wait()
         now = trio.current_time()
         if self._ready and turns.waits_in_vain(self._link, now):

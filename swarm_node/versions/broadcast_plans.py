@@ -61,12 +61,12 @@ class BroadcastPlans:
 
     async def report_place(self, version: int) -> FetchPlan:
         """Report how this node can be reached, with a request for a plan; return the plan."""
-        report = self.punches.report()
+        report = self.punches.results.report()
         request = PlanRequest(
             version=version, observed=report.observed, punched=report.punched, unpunched=report.unpunched
         )
         plan = await self._coordinator.plan(request)
-        self.punches.confirm(report)
+        self.punches.results.confirm(report)
         return plan
 
     def substitute(self) -> FetchPlan:

@@ -11,7 +11,8 @@ from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from protocol.work.rollout import RolloutClaim
 from swarm_node.engine.messages import GroupDone
-from swarm_node.work.sender import Outbox, Sender
+from swarm_node.work.outbox import Outbox
+from swarm_node.work.sender import Sender
 
 OUTBOX_MAX = 256
 """Unsent rollouts at which no more work is requested: the coordinator has been unreachable for long."""

@@ -21,8 +21,8 @@ from tests.tidy.repository import ROOMS, imports, python_files, report, text, tr
 
 FRAGMENT_LINES = 80
 
-ONE_PER_SUBJECT = ("coordinator/api/", "coordinator/commands/", "swarm_node/commands/", "coordinator/store/migrations/")
-"""Folders whose modules are one for each caller, command or step, however short."""
+ONE_PER_SUBJECT = ("coordinator/api/", "swarm_node/commands/")
+"""Folders whose modules are one for each caller or command, however short."""
 
 FRAGMENTS = {
     "coordinator/environments/games/episodes.py": "problems and a class, as each module with an environment has them",
@@ -38,6 +38,7 @@ FRAGMENTS = {
     "coordinator/pages/samples.py": "text of nodes on a page, apart from the figures of training",
     "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
+    "coordinator/service/turn_watch.py": "one kind of waiting, as idle_nodes and query_watch beside it",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/rails/files.py": "writes what each rail's module returns",
     "coordinator/transactions/rails/manual.py": "one module per rail",
@@ -67,7 +68,7 @@ FRAGMENTS = {
 HIDDEN_SHARE = 1 / 3
 """A package in which so many modules are its own names the others in `__all__`."""
 
-PROGRAMS = ("coordinator.commands", "swarm_node.commands", "echo_swarm.tinker")
+PROGRAMS = ("coordinator.commands", "echo_swarm.tinker")
 """Packages that nothing imports but the program itself, by name."""
 
 ATTRIBUTES_MAX = 15
@@ -84,12 +85,9 @@ LARGE_CLASSES = {
     "swarm_node/engine/torch/qwen3.py:Qwen3": "the tensors and sizes of one model",
     "swarm_node/p2p/download.py:_Download": "one download: the picker and the connections that carry out its orders",
     "swarm_node/p2p/fetch.py:Upstream": "the state of one connection's requests",
-    "swarm_node/p2p/punch.py:Punches": "attempts at hole punching and the limits on them",
-    "swarm_node/p2p/serve.py:_Conversation": "the state of one connection that is served",
     "swarm_node/p2p/yamux_machine.py:YamuxMachine": "a state machine: every attribute is a part of its state",
     "swarm_node/picker/picker.py:Picker": "a state machine over chunks and sources, which keeps indexes of both",
     "swarm_node/picker/sources.py:SourceState": "what the picker knows of one source, updated by each of its answers",
-    "swarm_node/work/sender.py:Sender": "requests beside each other, and the totals of their verdicts",
 }
 """`path:class` → why it has more attributes, or parameters of its constructor, than others."""
 
@@ -147,18 +145,20 @@ def test_a_short_module_that_one_other_imports_gives_its_reason() -> None:
     for name, targets in product_imports().items():
         for target in targets:
             importers[target].add(name)
-    short = {
+    fragments = {
         str(path)
         for path in python_files(*ROOMS)
         if path.name != "__init__.py"
-        and not str(path).startswith(ONE_PER_SUBJECT)
         and len(text(path).splitlines()) < FRAGMENT_LINES
         and len(importers[module_name(path)]) == 1
     }
+    short = {path for path in fragments if not path.startswith(ONE_PER_SUBJECT)}
     report(
         [f"{path}: join it with its importer, or give a reason in FRAGMENTS" for path in sorted(short - set(FRAGMENTS))]
     )
     report([f"{path}: is no fragment" for path in sorted(set(FRAGMENTS) - short)])
+    needless = [folder for folder in ONE_PER_SUBJECT if not any(path.startswith(folder) for path in fragments)]
+    report([f"{folder}: has no fragment" for folder in needless])
 
 
 def package_of(name: str) -> str:
@@ -197,8 +197,11 @@ def test_others_import_from_a_package_what_it_names() -> None:
         used, face = outside[package], declared(package)
         if face is None:
             hidden = len([name for name in names if not any(f"{each}.".startswith(f"{name}.") for each in used)])
-            if hidden >= 3 and hidden >= HIDDEN_SHARE * len(names) and package not in PROGRAMS:
+            hides = hidden >= 3 and hidden >= HIDDEN_SHARE * len(names)
+            if hides and package not in PROGRAMS:
                 problems.append(f"{package}: name in __all__ what others import: {sorted(used)}")
+            elif package in PROGRAMS and not hides:
+                problems.append(f"{package}: hides too little to be in PROGRAMS")
             continue
         problems += [f"{used[name]}: {package} does not name {name} in __all__" for name in sorted(set(used) - face)]
         problems += [f"{package}: nobody imports {name}" for name in sorted(face & names - set(used))]

@@ -26,7 +26,7 @@ from protocol.errors import EngineFailed
 from protocol.work.fragment import Finish
 from protocol.work.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from swarm_node.engine import canary
-from swarm_node.engine.groups import check_prefixes, opened, since
+from swarm_node.engine.groups import open_group, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest, SamplingStats
 from swarm_node.engine.policy_files import has_experts, read_config, read_generation_config, require_layers
 from swarm_node.engine.vllm.model import ROWS_MAX, NewTokens, VllmModel
@@ -161,19 +161,7 @@ class VllmEngine:
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request, or raise an error if the policy cannot serve it."""
-        model, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
-        if request.version != self._version:
-            raise EngineFailed(f"A request for version {request.version}, while version {self._version} is loaded.")
-        if max(prompt) >= model.vocab_size:
-            raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {model.vocab_size}.")
-        if len(prompt) + request.max_new_tokens > model.positions_max:
-            raise EngineFailed(
-                f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
-                f"{model.positions_max} positions."
-            )
-        if request.prefixes:
-            check_prefixes(opened(request, prompt), model.vocab_size)
-        group = VllmGroup(request, prompt)
+        group = VllmGroup(request, open_group(request, self._loaded(), self._version).prompt)
         self._groups[request.request_id] = group
         self._begin(group)
 

@@ -275,7 +275,7 @@ async def test_a_version_is_uploaded_before_it_is_announced(
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
     async with serve(tmp_path, f"publish.upload=s3://{BUCKET}/round") as served:
-        mirror = served.round.mirror
+        mirror = served.round.publication.mirror
         assert mirror
         async with running(mirror):
             await served.publish()

@@ -14,7 +14,7 @@ from coordinator.base.children import script
 from coordinator.reports import health
 from coordinator.service import group_scorer
 from coordinator.service.group_scorer import GroupScorer
-from coordinator.service.turn_watch import TurnWatch
+from coordinator.service.waiting import WaitingRequests
 from coordinator.store import tables
 from coordinator.store.state import Database
 from coordinator.tasks.sandbox import Sandbox
@@ -56,7 +56,7 @@ class Here:
         self.database: Database = world.database
         self.audits, self.terms = world.audits, world.terms
         self.policy = self
-        self.unscored, self.batch_ready, self.turn_watch = asyncio.Event(), asyncio.Event(), TurnWatch()
+        self.waiting = WaitingRequests(world.database)
 
     async def text(self) -> TaskText:
         return TaskText(policy_files().__getitem__, Arithmetic(), 4)

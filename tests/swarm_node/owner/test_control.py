@@ -28,7 +28,7 @@ from swarm_node.owner import stopped
 from swarm_node.owner.control_server import CONNECTIONS_MAX, listening
 from swarm_node.owner.control_socket import FOLDER, LINE_MAX_BYTES, PORT, SOCKET, NoAgent, ask, knock
 from swarm_node.owner.snapshot import judged_row
-from swarm_node.work.sender import ANSWERS_MAX, JudgedRollout
+from swarm_node.work.verdicts import ANSWERS_MAX, JudgedRollout
 
 pytestmark = pytest.mark.trio
 

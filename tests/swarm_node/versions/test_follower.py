@@ -22,7 +22,7 @@ from protocol.work.messages import FetchPlan, Peer, PlanRequest, TransferReceipt
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host
-from swarm_node.p2p.punch import ReachReport
+from swarm_node.p2p.punch import ReachResults
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.versions.broadcast_plans import BroadcastPlans
 from swarm_node.versions.fetcher import VersionFetcher
@@ -74,9 +74,7 @@ class Round:
         self.proved_until = None
         self.own_network = True
         self.dials = SimpleNamespace(start=lambda peer: None, take_report=lambda: ([], []))
-        self.punches = SimpleNamespace(
-            follow=lambda punches, observers: None, has_news=False, report=ReachReport, confirm=lambda report: None
-        )
+        self.punches = SimpleNamespace(follow=lambda punches, observers: None, results=ReachResults())
 
     async def learn(self) -> None: ...
     async def fetched(self, receipt: TransferReceipt) -> None: ...

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from protocol.ids import LeaseId
-from swarm_node.work.sender import Outbox
+from swarm_node.work.outbox import Outbox
 
 FIRST, SECOND, THIRD = (LeaseId(digit * 32) for digit in "cad")
 

@@ -19,8 +19,10 @@ from protocol.work.messages import Submission, SubmissionReply, Verdict
 from swarm_node.commands import why
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work import rejections as keeping
+from swarm_node.work.outbox import Outbox
 from swarm_node.work.rejections import Rejections
-from swarm_node.work.sender import ANSWERS_MAX, Outbox, Sender
+from swarm_node.work.sender import Sender
+from swarm_node.work.verdicts import VerdictRecorder
 from tests.swarm_node.commands.test_words import STEERING
 
 KEY = NodeKey(b"n" * 32)
@@ -67,7 +69,8 @@ def sender(folder: Path, says: Says, *leases: LeaseId) -> tuple[Sender, Rejectio
     outbox, rejections = Outbox(folder / "outbox"), Rejections(folder / "refusals")
     for lease_id in leases:
         outbox.put(lease_id, envelope(lease_id))
-    return Sender(says, outbox, Claims(folder / "claims"), rejections), rejections  # type: ignore[arg-type]  # a fake of one call
+    verdicts = VerdictRecorder(outbox, Claims(folder / "claims"), rejections)
+    return Sender(says, outbox, verdicts), rejections  # type: ignore[arg-type]  # a fake of one call
 
 
 @pytest.mark.trio
@@ -93,26 +96,6 @@ async def test_a_refused_request_is_kept_for_each_of_its_rollouts_until_they_are
     assert list(rejections) == []
 
 
-@pytest.mark.trio
-async def test_the_last_answers_name_the_claims_whose_receipts_can_be_fetched(tmp_path: Path) -> None:
-    first, second, third = LEASES
-    verdicts = [
-        Verdict(lease_id=first, outcome="accepted", tokens=7),
-        rejected(TokensInvalid("Too many."), second),
-        Verdict(lease_id=third, outcome="already_accepted"),
-    ]
-    one, _ = sender(tmp_path, Says(verdicts), *LEASES)
-    await one.send_some(Turns())
-    claims = list(Claims(tmp_path / "claims"))
-    assert [(answer.lease_id, answer.claim_id) for answer in one.answers] == [
-        (first, claims[0]), (second, ""), (third, claims[1]),
-    ]  # fmt: skip
-    assert one.answers[0].verdict.tokens == 7
-    for _ in range(ANSWERS_MAX):
-        one._record(one.answers[0])
-    assert len(one.answers) == ANSWERS_MAX
-
-
 class Full(Rejections):
     """A record on a disk without room."""
 
@@ -129,10 +112,11 @@ async def test_without_room_for_evidence_a_rejection_is_still_one_and_work_goes_
     outbox = Outbox(tmp_path / "outbox")
     for lease_id in LEASES:
         outbox.put(lease_id, envelope(lease_id))
-    one = Sender(says, outbox, Claims(tmp_path / "claims"), Full(tmp_path / "refusals"))  # type: ignore[arg-type]  # a fake of one call
+    recorder = VerdictRecorder(outbox, Claims(tmp_path / "claims"), Full(tmp_path / "refusals"))
+    one = Sender(says, outbox, recorder)  # type: ignore[arg-type]  # a fake of one call
     assert await one.send_some(Turns()) == 3
     assert outbox.waiting(3, 10**6) == {}
-    assert one.verdicts == {"tokens_invalid": 3}
+    assert recorder.rejected == {"tokens_invalid": 3}
     assert sum("cannot save the evidence" in record.message for record in caplog.records) == 1
     says.verdicts = NonceReplayed("Used before.")
     outbox.put(LEASES[0], envelope(LEASES[0]))
@@ -161,7 +145,8 @@ async def test_the_leases_of_next_turns_reach_the_worker_before_the_verdicts_are
     outbox, turns = Outbox(tmp_path / "outbox"), Turns()
     outbox.put(LEASES[0], envelope(LEASES[0]))
     says = Says([Verdict(lease_id=LEASES[0], outcome="accepted")], turn)
-    one = Sender(says, outbox, FullClaims(tmp_path / "claims"), Rejections(tmp_path / "refusals"))  # type: ignore[arg-type]  # a fake of one call
+    recorder = VerdictRecorder(outbox, FullClaims(tmp_path / "claims"), Rejections(tmp_path / "refusals"))
+    one = Sender(says, outbox, recorder)  # type: ignore[arg-type]  # a fake of one call
     with pytest.raises(DiskFull):
         await one.send_some(turns)
     assert turns.taken == [turn]

@@ -1,4 +1,4 @@
-"""A node whose work is refused again and again stops, and says why; a finished rollout goes before other requests."""
+"""A finished rollout is sent before other requests, a turn beside them, and all requests share the limits of one."""
 
 import threading
 from pathlib import Path
@@ -15,81 +15,15 @@ from protocol.work.evidence import RejectionEvidence
 from protocol.work.messages import Submission, SubmissionReply, Verdict
 from protocol.work.rollout import RolloutClaim, Sample, pack_tokens
 from swarm_node.ledger.receipts import Claims
+from swarm_node.work.outbox import Outbox
 from swarm_node.work.rejections import Rejections
-from swarm_node.work.sender import (
-    BEGIN_S,
-    LATE_MAX,
-    PAUSES_S,
-    REJECTIONS_MAX,
-    ROLLOUTS_PER_REQUEST,
-    Guard,
-    Outbox,
-    RejectedTooOften,
-    Sender,
-)
+from swarm_node.work.sender import BEGIN_S, PAUSES_S, ROLLOUTS_PER_REQUEST, Sender
+from swarm_node.work.verdicts import VerdictRecorder
 from tests.swarm_node.worker_world import settled
 
 pytestmark = pytest.mark.trio
 
 SAMPLE = Sample(tokens=pack_tokens([1]), logprobs=bytes(4), finish="stop")
-
-
-def rejected(number: int, code: str) -> tuple[LeaseId, Verdict]:
-    lease = LeaseId(f"{number:032x}")
-    return lease, Verdict(lease_id=lease, outcome="rejected", code=code, message=f"no {number}")
-
-
-def accepted() -> tuple[LeaseId, Verdict]:
-    lease = LeaseId("f" * 32)
-    return lease, Verdict(lease_id=lease, outcome="accepted")
-
-
-async def has_tripped(guard: Guard) -> RejectedTooOften | None:
-    """The error that the guard raises, if it does before anything else happens."""
-    if not guard.tripped:
-        return None
-    with pytest.raises(RejectedTooOften) as caught:
-        await guard.run()
-    return caught.value
-
-
-async def test_faults_in_a_row_stop_the_node_with_codes_and_evidence() -> None:
-    guard = Guard()
-    for number in range(REJECTIONS_MAX):
-        assert await has_tripped(guard) is None
-        guard.record(*rejected(number, "tokens_invalid" if number % 2 else "logprobs_invalid"))
-    error = await has_tripped(guard)
-    assert error is not None
-    assert "logprobs_invalid, tokens_invalid" in error.message
-    assert f"no {REJECTIONS_MAX - 1}" in error.message
-    assert f"{REJECTIONS_MAX - 1:032x}" in error.hint
-
-
-async def test_anything_accepted_begins_the_count_anew() -> None:
-    guard = Guard()
-    for number in range(3 * REJECTIONS_MAX):
-        guard.record(*rejected(number, "tokens_invalid"))
-        if number % (REJECTIONS_MAX - 1) == 0:
-            guard.record(*accepted())
-    assert await has_tripped(guard) is None
-
-
-async def test_an_outbox_that_comes_too_late_once_is_forgiven_and_a_node_that_is_always_late_is_stopped() -> None:
-    guard = Guard()
-    for number in range(LATE_MAX - 1):
-        guard.record(*rejected(number, "lease_closed"))
-    assert await has_tripped(guard) is None
-    guard.record(*rejected(LATE_MAX, "stale_version"))
-    error = await has_tripped(guard)
-    assert error is not None
-    assert "too late" in error.message
-
-
-async def test_the_operators_faults_are_not_held_against_the_node() -> None:
-    guard = Guard()
-    for number in range(10 * REJECTIONS_MAX):
-        guard.record(*rejected(number, "budget_exhausted"))
-    assert await has_tripped(guard) is None
 
 
 async def test_who_waits_for_the_sender_goes_on_once_the_rollout_is_about_to_be_sent(tmp_path: Path) -> None:
@@ -102,7 +36,7 @@ async def test_who_waits_for_the_sender_goes_on_once_the_rollout_is_about_to_be_
             raise Unreachable("away")
 
     outbox = Outbox(tmp_path)
-    sender = Sender(cast(Any, SlowCoordinator()), outbox, cast(Any, None), cast(Any, None))
+    sender = Sender(cast(Any, SlowCoordinator()), outbox, cast(Any, None))
 
     async def no_turns(_leases: object) -> None:
         raise AssertionError
@@ -163,8 +97,9 @@ class Sending:
 
     def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
         self.coordinator, self.outbox = HoldingCoordinator(), Outbox(folder / "outbox")
-        claims, self.rejections = Claims(folder / "claims"), HeldRejections(folder / "refusals")
-        self.sender = Sender(cast(Any, self.coordinator), self.outbox, claims, self.rejections)
+        self.rejections = HeldRejections(folder / "refusals")
+        self.verdicts = VerdictRecorder(self.outbox, Claims(folder / "claims"), self.rejections)
+        self.sender = Sender(cast(Any, self.coordinator), self.outbox, self.verdicts)
         nursery.start_soon(self.sender.run, self._no_turns)
         self._key, self._count = NodeKey(bytes(32)), 0
 
@@ -209,7 +144,7 @@ async def test_turns_beside_each_other_are_no_more_than_one_request_may_have(tmp
         assert await sending.store(turn=True) == [1] * ROLLOUTS_PER_REQUEST
         sending.coordinator.answer(3)
         assert await sending.under_way() == [1] * ROLLOUTS_PER_REQUEST
-        assert sending.sender.verdicts == {"accepted": 1}
+        assert sending.verdicts.counts == {"accepted": 1}
         nursery.cancel_scope.cancel()
 
 

@@ -1,0 +1,34 @@
+"""The requests that wait in this process, each kind with what wakes it.
+
+- All that they wait for is in the store: a missed event costs time, and nothing else. What another process of the round
+  has accepted sets no event here, so those that may wait for it look again at intervals.
+"""
+
+import asyncio
+
+from coordinator.service.idle_nodes import IdleNodes
+from coordinator.service.query_watch import QueryWatch
+from coordinator.service.turn_watch import TurnWatch
+from coordinator.store.state import Database
+
+
+class WaitingRequests:
+    """The waiting requests of nodes, callers and the learner, and the group scorer, which waits as they do."""
+
+    def __init__(self, database: Database) -> None:
+        self.nodes = IdleNodes()
+        """Nodes that wait for work."""
+        self.turns = TurnWatch()
+        """Nodes that wait for the next turns of their episodes."""
+        self.queries = QueryWatch(database)
+        """Callers that wait for answers."""
+        self.batch_ready = asyncio.Event()
+        """Set when the learner's next batch may be complete."""
+        self.unscored = asyncio.Event()
+        """Set when a group was accepted whose rewards need a process."""
+
+    def wake_for_rollouts(self) -> None:
+        """Wake those that wait for accepted rollouts."""
+        self.batch_ready.set()
+        self.unscored.set()
+        self.queries.look()

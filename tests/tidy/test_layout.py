@@ -36,6 +36,7 @@ FRAGMENTS = {
     "coordinator/pages/metric_words.py": "words of metrics, apart from the page that shows them",
     "coordinator/learner/tracked_settings.py": "what leaves the machine as settings, apart from the boards it goes to",
     "coordinator/pages/samples.py": "text of nodes on a page, apart from the figures of training",
+    "coordinator/pages/usage.py": "one page per module",
     "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",

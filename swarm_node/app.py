@@ -296,6 +296,7 @@ class AgentRound:
         """Create the worker of this round, and its parts."""
         governor, pool = self._parts.governor, self._parts.engine
         groups = self._parts.settings.groups_per_request
+        engine = RoundEngine(pool, self._turn, me.policies, self._choice.engine)
         writer = RolloutWriter(me.key, self.join.round_id, outbox, sender)
         leases = HeldLeases(me.coordinator, reporter)
         offers = LeaseOffers(
@@ -304,12 +305,12 @@ class AgentRound:
             lease_log=LeaseLog(me.folder),
             gate=self.gate,
             pacing=LeasePacing(lambda: groups * pool.cards_ready),
-            pace=lambda: NodePace(pool.tokens_per_s, writer.tokens_per_sample),
+            pace=lambda: NodePace(engine.tokens_per_s, writer.tokens_per_sample),
             price_floor=lambda: governor.limits.price_floor,
         )
         return Worker(
             policies=me.policies,
-            engine=RoundEngine(pool, self._turn, me.policies, self._choice.engine),
+            engine=engine,
             leases=leases,
             offers=offers,
             writer=writer,

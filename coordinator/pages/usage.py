@@ -43,7 +43,7 @@ def _form() -> Markup:
     )
 
 
-def _results() -> Markup:
+def _results() -> tuple[Markup, Markup]:
     return el(
         "section",
         el("h2", "", id="whose"),

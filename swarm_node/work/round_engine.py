@@ -33,6 +33,8 @@ class RoundEngine:
         self._changes_at_load = 0
         """Value of `turn.changes` when that was loaded."""
         self._tokens_per_s = 0.0
+        self.is_new = True
+        """True until a version of this round is loaded for the first time, also if that fails."""
         self.numerics = ""
         """Class of numerics; empty before the first load."""
         self.continues = False
@@ -65,6 +67,7 @@ class RoundEngine:
         if not self._policies.hold_versions(policy, self.loaded):
             return False
         self._last_loaded = None
+        self.is_new = False
         self._changes_at_load = self.turn.changes
         warm_up = SampleWork.first(policy.manifest.task, policy.manifest.sampler)
         loaded = await self.pool.load(policy.folder, policy.manifest.version, warm_up, self._choose)

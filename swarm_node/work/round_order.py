@@ -16,7 +16,7 @@ MTOK = 1_000_000
 
 
 class RoundPay(NamedTuple):
-    """What a round pays this node."""
+    """The pay of a round for this node."""
 
     unit: str
     """Name of the unit, which the round's root pins."""

@@ -33,7 +33,7 @@ class LimitField(NamedTuple):
     low: float = 0.0
     example: str = ""
     about: str = ""
-    """What the page says of it; empty: its description in `allowance.settings`."""
+    """The page's text about it; empty: its description in `allowance.settings`."""
 
 
 NODE_FIELDS = (

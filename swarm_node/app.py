@@ -26,7 +26,7 @@ from swarm_node.base.clock import now_ms
 from swarm_node.base.waiting import first_of
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import round_folder
-from swarm_node.doctor.forecast import record_speed
+from swarm_node.doctor.forecast import find_speed, record_speed
 from swarm_node.engine.card_engine import EngineCard
 from swarm_node.engine.client import Choose
 from swarm_node.engine.pool import EnginePool, open_pool
@@ -50,11 +50,15 @@ from swarm_node.work.pulse import Pulse
 from swarm_node.work.rejections import FOLDER, Rejections
 from swarm_node.work.rollout_writer import RolloutWriter
 from swarm_node.work.round_engine import RoundEngine
+from swarm_node.work.round_order import RoundPay, order_by_pay
 from swarm_node.work.sender import Sender
 from swarm_node.work.verdicts import VerdictRecorder
 from swarm_node.work.worker import Worker
 
 log = logging.getLogger(__name__)
+
+ORDER_EVERY_S = 5.0
+"""Interval at which the order of several rounds is computed anew."""
 
 E = TypeVar("E", bound=BaseException)
 
@@ -77,7 +81,7 @@ class AgentSettings:
     """Settings of an agent, chosen by the owner."""
 
     rounds: tuple[RoundChoice, ...]
-    """Rounds in the owner's order: the node works for the first that has work."""
+    """Rounds in the owner's order: the node works for the first that has work, unless the best paid comes first."""
     groups_per_request: int
     threads: int = 1
     """Threads of each engine child; other load on the machine belongs to other programs."""
@@ -161,6 +165,8 @@ async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]
                 if settings.show is not None:
                     nursery.start_soon(settings.show, rounds.snapshot)
                 nursery.start_soon(_steer, governor, engine)
+                if len(rounds.all) > 1:
+                    nursery.start_soon(keep_order, governor, rounds, turns)
                 await rounds.ended()
         said, moves = describe_end(governor, [one.gate for one in rounds.all])
         nursery.cancel_scope.cancel()
@@ -186,6 +192,14 @@ async def _steer(governor: Governor, engine: EnginePool) -> None:
     while True:
         engine.steer(governor.card_decisions)
         await governor.changes()
+
+
+async def keep_order(governor: Governor, rounds: "AgentRounds", turns: EngineTurns) -> None:
+    """Keep the order of the rounds at the engine as the owner wants it."""
+    while True:
+        turns.set_order(rounds.order(best_paid_first=governor.limits.best_paid_first))
+        with trio.move_on_after(ORDER_EVERY_S):
+            await governor.changes()
 
 
 def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
@@ -217,6 +231,7 @@ class AgentRound:
         self.agent: Agent | None = None
         self.error: SwarmError | None = None
         """Reason why the agent left this round."""
+        self._speed = 0.0
         self.gate = parts.governor.open_round(self.join)
         self.opened, self.ended = trio.Event(), trio.Event()
         """Set when the parts exist, and when the round has ended for this agent; both in any case."""
@@ -266,6 +281,7 @@ class AgentRound:
             reporter = ProgressReporter(me.coordinator, me.key, self.join.round_id)
             worker = self._open_worker(me, outbox, sender, reporter)
             pulse = Pulse(me, worker)
+            self._speed = last_run.tokens_per_s if (last_run := find_speed(me.folder)) else 0.0
             self.agent = Agent(me, pulse, worker, engine, verdicts, outbox, notices, governor, gate, now_ms())
             self.opened.set()
             try:
@@ -299,6 +315,7 @@ class AgentRound:
         """Create the worker of this round, and its parts."""
         governor, pool = self._parts.governor, self._parts.engine
         groups = self._parts.settings.groups_per_request
+        engine = RoundEngine(pool, self._turn, me.policies, self._choice.engine)
         writer = RolloutWriter(me.key, self.join.round_id, outbox, sender)
         leases = HeldLeases(me.coordinator, reporter)
         offers = LeaseOffers(
@@ -307,12 +324,12 @@ class AgentRound:
             lease_log=LeaseLog(me.folder),
             gate=self.gate,
             pacing=LeasePacing(lambda: groups * pool.cards_ready),
-            pace=lambda: NodePace(pool.tokens_per_s, writer.tokens_per_sample),
+            pace=lambda: NodePace(engine.tokens_per_s, writer.tokens_per_sample),
             price_floor=lambda: governor.limits.price_floor,
         )
         return Worker(
             policies=me.policies,
-            engine=RoundEngine(pool, self._turn, me.policies, self._choice.engine),
+            engine=engine,
             leases=leases,
             offers=offers,
             writer=writer,
@@ -340,6 +357,20 @@ class AgentRound:
     def has_engine(self) -> bool:
         """True if the engine has a version of this round, or had it last."""
         return self._turn.is_mine
+
+    def pay(self) -> RoundPay:
+        """Return what this round pays; its speed stays the first that is known, so that the order does not waver."""
+        if self.agent is None:
+            return RoundPay(CREDITS.name, self.member.price_micros_per_mtok)
+        worker = self.agent.worker
+        self._speed = self._speed or worker.tokens_per_s
+        price = worker.offers.last_price_micros_per_mtok
+        return RoundPay(
+            unit=self.agent.member.policies.unit.name,
+            price_micros_per_mtok=self.member.price_micros_per_mtok if price is None else price,
+            tokens_per_s=self._speed,
+            is_new=worker.engine.is_new,
+        )
 
     def earnings(self) -> RunEarnings:
         """Return the totals of this run."""
@@ -375,6 +406,15 @@ class AgentRounds:
         """Return when every round has ended."""
         for one in self.all:
             await one.ended.wait()
+
+    def order(self, *, best_paid_first: bool) -> tuple[int, ...]:
+        """Return the places of the rounds in the owner's list, in the order in which they have the engine."""
+        if not best_paid_first:
+            return tuple(range(len(self.all)))
+        going_on = [number for number, one in enumerate(self.all) if not one.ended.is_set()]
+        best = order_by_pay([self.all[number].pay() for number in going_on])
+        ended = (number for number, one in enumerate(self.all) if one.ended.is_set())
+        return (*(going_on[place] for place in best), *ended)
 
     def record_joined(self) -> None:
         """Store the rounds of this node, without those that never accepted it."""
@@ -426,7 +466,7 @@ def _row(one: AgentRound, *, shown: bool) -> dict[str, Any]:
         "ended": one.ended.is_set(),
         "error": str(one.error or "")[:ANSWER_TEXT_MAX_CHARS],
     }
-    return row | (one.agent.round_row() if one.agent is not None else {})
+    return row | (one.agent.round_row() | one.pay().to_json() if one.agent is not None else {})
 
 
 async def _return_at_limits(gate: RoundGate, worker: Worker) -> None:

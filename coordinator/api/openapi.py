@@ -75,7 +75,7 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/": "text/html", "/join": "text/html", "/leaderboard": "text/html", "/entries": "text/html",
     "/favicon.ico": "image/png", "/robots.txt": "text/plain", "/feed.atom": "application/atom+xml",
     "/training": "text/html", "/nodes/{node}": "text/html", "/entries/{index}": "text/html",
-    "/verify.html": "text/html",
+    "/verify.html": "text/html", "/usage": "text/html",
     "/metrics": "text/plain", "/healthz": "text/plain", "/v1/ledger/checkpoint": "text/plain",
     "/v1/events": "text/event-stream", "/install.sh": "text/x-shellscript",
     "/v1/owners/{owner}/rates": JSON,

@@ -17,7 +17,7 @@ from aiohttp import web
 from coordinator.api.http import ROUND
 from coordinator.api.snapshot import SECURITY, Page
 from coordinator.api.watch import WATCH, site_of
-from coordinator.pages import board, entries, feed, front, joining, layout, node, pictures, training, verifying
+from coordinator.pages import board, entries, feed, front, joining, layout, node, pictures, training, usage, verifying
 from coordinator.pages.board import Wish
 from coordinator.reports import history
 from coordinator.reports.earning_rates import OwnerPayouts
@@ -166,6 +166,12 @@ async def _entries(request: web.Request, index: int | None) -> web.Response:
 async def verify_page(request: web.Request) -> web.Response:
     """Return the page that checks a whole round in the browser, as one file to save."""
     return _verifier().reply(request)
+
+
+@routes.get("/usage")
+async def usage_page(request: web.Request) -> web.Response:
+    """Return the page that asks for the usage of API keys, with the key or token that its visitor pastes."""
+    return _html(usage.render(site_of(request.app[ROUND]))).reply(request)
 
 
 @cache

@@ -70,6 +70,7 @@ def create(
         typer.echo(json.dumps({"key": key, "url": _url(config)}))
         return
     typer.echo(f"key  {key}\nurl  {_url(config)}")
+    typer.echo(f"Its usage: {_url(config).removesuffix('/v1')}/usage, a page that asks for the key")
     typer.echo(f"Try it: curl {_url(config)}/models -H 'Authorization: Bearer {key}'")
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "qr",
     "site",
     "training",
+    "usage",
     "verifying",
     "words",
 ]

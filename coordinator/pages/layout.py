@@ -95,7 +95,12 @@ def _footer(site: Site) -> Markup:
     return el(
         "footer",
         el("dl", facts, class_="about") if site.facts() else None,
-        el("p", f"Made with {SOFTWARE}. Amounts in exports are in millionths of the round's unit; times are in UTC."),
+        el(
+            "p",
+            f"Made with {SOFTWARE}. Amounts in exports are in millionths of the round's unit; times are in UTC. ",
+            el("a", "Usage of API keys", href="/usage"),
+            ".",
+        ),
         el("ul", exports, aria_label="Data exports"),
         el("p", "", id="live", role="status"),
     )

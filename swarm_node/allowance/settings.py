@@ -85,6 +85,11 @@ class Limits(CardLimits):
         le=bounds.PRICE_MAX_MICROS_PER_MTOK,
         description="decline leases that pay less per million tokens, in millionths of the round's unit",
     )
+    best_paid_first: bool = Field(
+        False,
+        description="true: of several rounds, work first for the one that pays the most per hour of work, by its price "
+        "and the speed of this machine with its model; false: for the first in the list of `join`",
+    )
 
     cards: dict[str, CardLimits] = Field({}, description="limits of one graphics card, in a table such as [cards.1]")
 

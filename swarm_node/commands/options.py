@@ -260,6 +260,14 @@ UploadOption = Annotated[float | None, typer.Option(help="Maximum upload to othe
 FloorOption = Annotated[
     int | None, typer.Option(help="Decline leases that pay less per million tokens, in millionths of the round's unit.")
 ]
+BestPaidOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--best-paid-first/--listed-first",
+        help="Of several rounds, work first for the one that pays the most per hour of work here, or for the first "
+        "in your list.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -337,6 +345,7 @@ class LimitOptions:
     turns_mib: TurnsOption = None
     upload_gb: UploadOption = None
     price_floor: FloorOption = None
+    best_paid_first: BestPaidOption = None
 
     def typed(self) -> dict[str, Any]:
         """Return the limits that were typed."""

@@ -103,8 +103,17 @@ def _round(row: dict[str, Any]) -> str:
         doing = counted(row["open_leases"], "group")
     else:
         doing = f"waiting{f': {why}' if why else ''}"
-    earned = f"{row['accepted']:,} accepted, {parse_unit(row['unit']).amount(row['credit_micros'])} in this run"
-    return f"{row['coordinator']}: {doing}; {earned}"
+    unit = parse_unit(row["unit"])
+    earned = f"{row['accepted']:,} accepted, {unit.amount(row['credit_micros'])} in this run"
+    return f"{row['coordinator']}: {doing}; {earned}{_pay(row, unit)}"
+
+
+def _pay(row: dict[str, Any], unit: Unit) -> str:
+    """Return what a round pays for tokens and, if this machine's speed there is known, for an hour of work."""
+    if row.get("price_micros_per_mtok") is None:  # of an agent of an earlier release
+        return ""
+    pays = f"; pays {unit.price(row['price_micros_per_mtok'])}"
+    return pays if row["hour_micros"] is None else f"{pays}, {unit.amount(row['hour_micros'])} per hour of work"
 
 
 def queue(state: dict[str, Any]) -> str:

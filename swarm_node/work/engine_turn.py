@@ -1,10 +1,11 @@
-"""Turns of an agent's rounds at its engine: one at a time, and the first of the owner's list that has work.
+"""Turns of an agent's rounds at its engine: one at a time, and the first in the order that has work.
 
     WAITING ─acquire─▶ HOLDER ─release─▶ LENT ──another round acquires it─▶ (no turn)
        ▲                  ▲───acquire─────┘                                     │
        └────────────────────────────────────────────────────────────────────────┘
 
-- A round that has work waits for the engine, and has it when the holder releases it. Of several, the first in the list.
+- The order is that of the owner's list, unless `set_order` sets another one (`round_order`). "Earlier" is meant in it.
+- A round that has work waits for the engine, and has it when the holder releases it. Of several, the earliest.
 - `must_release` asks the holder to finish: an earlier round has work. No lease is returned for a switch.
 - A round in which episodes are played may finish them, for at most `EPISODES_END_S` while an earlier round waits.
 - A round that releases the engine lends it: while no other round acquires it, nothing is reloaded.
@@ -12,6 +13,8 @@
   request without success in an earlier round costs a later one nothing.
 - An agent with one round always has its turn.
 """
+
+from collections.abc import Sequence
 
 import trio
 
@@ -29,12 +32,14 @@ REQUEST_AGAIN_S = 2.0
 
 
 class EngineTurns:
-    """The turns of all rounds of an agent; rounds are numbered in the owner's order."""
+    """The turns of all rounds of an agent; rounds are numbered as in the owner's list."""
 
     def __init__(self) -> None:
         self._holder, self._is_lent = 0, True
         self.changes = 0
         """Number of times that another round has acquired the engine: what was loaded before the last time is gone."""
+        self._ranks: dict[int, int] = {}
+        """The place of each round in the order; empty: that of the owner's list."""
         self._waiting: dict[int, float] = {}
         """The rounds that wait, and since when."""
         self._changed = trio.Event()
@@ -47,6 +52,16 @@ class EngineTurns:
     def turn_of(self, number: int) -> "EngineTurn":
         """Return the turn of a round."""
         return EngineTurn(self, number)
+
+    def set_order(self, order: Sequence[int]) -> None:
+        """Set which round comes first, and which after it; the holder is asked to release if another one now does."""
+        ranks = {number: rank for rank, number in enumerate(order)}
+        if ranks != self._ranks:
+            self._ranks = ranks
+            self._notify()
+
+    def _comes_before(self, number: int, other: int) -> bool:
+        return self._ranks.get(number, number) < self._ranks.get(other, other)
 
     def try_acquire(self, number: int) -> bool:
         """Give a round the engine if it has the engine already, or if no other round uses it or comes first."""
@@ -78,7 +93,7 @@ class EngineTurns:
 
     def is_used_before(self, number: int) -> bool:
         """Return True if an earlier round uses the engine."""
-        return self._holder < number and not self._is_lent
+        return self._comes_before(self._holder, number) and not self._is_lent
 
     def is_used_by_other(self, number: int) -> bool:
         """Return True if another round uses the engine."""
@@ -91,12 +106,15 @@ class EngineTurns:
 
     def must_release(self, number: int) -> bool:
         """Return True if an earlier round waits for the engine."""
-        return any(other < number for other in self._waiting)
+        return any(self._comes_before(other, number) for other in self._waiting)
 
     def is_overdue(self, number: int) -> bool:
         """Return True if an earlier round has waited for the engine for longer than episodes may take to end."""
         now = trio.current_time()
-        return any(other < number and now >= since + EPISODES_END_S for other, since in self._waiting.items())
+        return any(
+            self._comes_before(other, number) and now >= since + EPISODES_END_S
+            for other, since in self._waiting.items()
+        )
 
     def _notify(self) -> None:
         self._changed.set()

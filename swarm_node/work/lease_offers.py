@@ -53,6 +53,8 @@ class LeaseOffers:
         self._price_floor = price_floor
         self.no_work = ""
         """Reason why there is no work, from the coordinator's reply or its offer; empty if there is work."""
+        self.last_price_micros_per_mtok: int | None = None
+        """Price of the lease that was offered last; None before the first."""
 
     async def request(self, request: LeaseRequest) -> LeaseReply:
         """Request leases; raise an error if the coordinator offers others than this node requested."""
@@ -64,6 +66,8 @@ class LeaseOffers:
         ):
             await self._leases.return_leases(sorted(new))
             raise LeaseClosed("The coordinator offers leases that this node did not ask for, or one of them twice.")
+        if reply.leases:
+            self.last_price_micros_per_mtok = reply.leases[-1].price_micros_per_mtok
         return reply
 
     async def accept(self, offered: Sequence[Lease]) -> tuple[Lease, ...]:

@@ -111,8 +111,8 @@ class Worker:
 
     @property
     def tokens_per_s(self) -> float:
-        """The sum of the speeds of all cards; 0 before the first measurement."""
-        return self.engine.pool.tokens_per_s
+        """The sum of the speeds of all cards with this round's model; 0 before the first measurement."""
+        return self.engine.tokens_per_s
 
     async def run(self) -> None:
         """Work until the round is finished."""

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from swarm_node.base.clock import now_ms
+from swarm_node.coordinator_api.join_string import parse, round_folder
+from swarm_node.doctor.forecast import record_speed
 from tests.processes.programs import Swarm, said, script, until
 from tests.processes.rounds import (
     NOBODY_LEARNS,
@@ -120,3 +123,29 @@ def test_nodes_follow_the_work_of_three_rounds_and_three_ledgers_stay_apart(
     assert len(set().union(*claims)) == sum(map(len, claims)), "a claim is one round's alone"
     earned = said(swarm, "swarm-node", "earnings", "--home", str(swarm.folder / NODES[0]))
     assert [coordinator.url in earned for coordinator, _ in rounds] == [True] * 3
+
+
+@pytest.mark.slow
+def test_a_node_works_for_the_best_paid_of_its_rounds_and_shows_what_each_pays(
+    swarm: Swarm, rounds: list[tuple[Coordinator, Operator]]
+) -> None:
+    """Both rounds always have work; by its last run, this machine is faster with the model of the later one."""
+    (_, _), (second, _), (third, _) = rounds
+    home = swarm.folder / "rich"
+    for coordinator, tokens_per_s in ((second, 1.0), (third, 1000.0)):
+        folder = round_folder(home, parse(coordinator.join_string))
+        folder.mkdir(parents=True)
+        record_speed(folder, tokens_per_s, now_ms())
+    said(swarm, "swarm-node", "limits", "--home", str(home), "--best-paid-first")
+    rich = join(swarm, "rich", second.join_string, third.join_string)
+    me = node_id_of(rich)
+    until("the third round to have work of it", lambda: accepted(third).get(me, 0) > 0)
+    other, own = accepted(second).get(me, 0), accepted(third)[me]
+    until("the third round to have more work of it", lambda: accepted(third)[me] > own + 8)
+    assert accepted(second).get(me, 0) == other, "the first in the list has work, too"
+    shown = json.loads(said(swarm, "swarm-node", "status", "--home", str(home), "--json"))["rounds"]
+    assert [row["coordinator"] for row in shown] == [second.url, third.url], "the list stays the owner's"
+    assert 0 < 900 * shown[0]["hour_micros"] < shown[1]["hour_micros"]
+    said(swarm, "swarm-node", "limits", "--home", str(home), "--listed-first")
+    until("the second round to have work of it", lambda: accepted(second).get(me, 0) > other)
+    rich.interrupt()

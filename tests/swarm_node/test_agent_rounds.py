@@ -4,16 +4,20 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 from typer.testing import CliRunner
 
 from protocol.errors import OwnerBanned, SwarmError
+from protocol.text.money import CREDITS
 from swarm_node.allowance.governor import Governor, UploadCounter
-from swarm_node.app import AgentParts, AgentRound, AgentRounds, RoundChoice, describe_end
+from swarm_node.allowance.settings import Limits
+from swarm_node.app import ORDER_EVERY_S, AgentParts, AgentRound, AgentRounds, RoundChoice, describe_end, keep_order
 from swarm_node.cli import app
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import parse
@@ -137,6 +141,67 @@ async def test_a_round_that_works_is_shown_before_one_that_rests_or_has_ended(tm
         assert rounds.shown() is second
         second.ended.set()
         assert rounds.shown() is first, "the other has ended"
+
+
+def working(turns: EngineTurns, number: int, home: Path, *, price: int, tokens_per_s: float, is_new: bool) -> Played:
+    """A round whose last lease had a price, and in which this machine has a speed."""
+    one = Played(turns, number, home, bug, Engine())
+    worker = SimpleNamespace(
+        tokens_per_s=tokens_per_s,
+        engine=SimpleNamespace(is_new=is_new),
+        offers=SimpleNamespace(last_price_micros_per_mtok=price or None),
+    )
+    member = SimpleNamespace(policies=SimpleNamespace(unit=CREDITS))
+    one.agent = cast(Any, SimpleNamespace(worker=worker, member=member, round_row=lambda: {"phase": "idle"}))
+    return one
+
+
+@pytest.mark.trio
+async def test_the_best_paid_round_is_first_only_if_the_owner_wants_it(tmp_path: Path) -> None:
+    turns = EngineTurns()
+    slow = working(turns, 0, tmp_path, price=2_000_000, tokens_per_s=10.0, is_new=False)
+    fast = working(turns, 1, tmp_path, price=1_000_000, tokens_per_s=50.0, is_new=False)
+    async with trio.open_nursery() as nursery:
+        rounds = AgentRounds([slow, fast], nursery)
+        assert rounds.order(best_paid_first=False) == (0, 1)
+        assert rounds.order(best_paid_first=True) == (1, 0)
+        cast(Any, slow.agent).worker.tokens_per_s = 1000.0
+        assert rounds.order(best_paid_first=True) == (1, 0), "a speed that wavers changes no order"
+        cast(Any, slow.agent).worker.offers.last_price_micros_per_mtok = 6_000_000
+        assert rounds.order(best_paid_first=True) == (0, 1), "a price that rises does"
+        slow.ended.set()
+        assert rounds.order(best_paid_first=True) == (1, 0), "it is of no more use"
+
+
+@pytest.mark.trio
+async def test_the_owner_sees_what_each_round_pays(tmp_path: Path) -> None:
+    turns = EngineTurns()
+    known = working(turns, 0, tmp_path, price=2_000_000, tokens_per_s=10.0, is_new=False)
+    unknown = working(turns, 1, tmp_path, price=0, tokens_per_s=0.0, is_new=True)
+    assert known.pay().to_json() == {"price_micros_per_mtok": 2_000_000, "hour_micros": 72_000}
+    assert unknown.pay().to_json() == {"price_micros_per_mtok": 0, "hour_micros": None}, "the node's own price"
+
+
+@pytest.mark.trio
+async def test_a_change_of_the_owners_limits_changes_the_order_of_a_running_agent(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    turns = EngineTurns()
+    governor = Governor(tmp_path, UploadCounter(tmp_path, lambda: datetime.now(UTC)))
+    slow = working(turns, 0, tmp_path, price=1, tokens_per_s=10.0, is_new=False)
+    fast = working(turns, 1, tmp_path, price=1_000_000, tokens_per_s=50.0, is_new=False)
+    first, second = turns.turn_of(0), turns.turn_of(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_order, governor, AgentRounds([slow, fast], nursery), turns)
+        assert first.try_acquire()
+        assert second.is_used_before
+        governor.limits = Limits(best_paid_first=True)
+        with trio.fail_after(ORDER_EVERY_S + 1):
+            await second.unused_before()
+        governor.limits = Limits()
+        with trio.fail_after(ORDER_EVERY_S + 1):
+            await turns.until_used_before(1, used=True)
+        nursery.cancel_scope.cancel()
 
 
 def test_an_agent_whose_rounds_its_owner_ended_has_finished_as_requested(tmp_path: Path) -> None:

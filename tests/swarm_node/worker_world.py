@@ -93,7 +93,7 @@ class World:
             lease_log=everything,
             gate=everything,
             pacing=self.pacing,
-            pace=lambda: NodePace(self.engine.pool.tokens_per_s, writer.tokens_per_sample),
+            pace=lambda: NodePace(self.engine.tokens_per_s, writer.tokens_per_sample),
             price_floor=lambda: self.price_floor,
         )
         self.worker = Worker(

@@ -36,6 +36,7 @@ FRAGMENTS = {
     "coordinator/pages/metric_words.py": "words of metrics, apart from the page that shows them",
     "coordinator/learner/tracked_settings.py": "what leaves the machine as settings, apart from the boards it goes to",
     "coordinator/pages/samples.py": "text of nodes on a page, apart from the figures of training",
+    "coordinator/pages/usage.py": "one page per module",
     "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/service/turn_watch.py": "one kind of waiting, as idle_nodes and query_watch beside it",
@@ -60,6 +61,7 @@ FRAGMENTS = {
     "swarm_node/seed.py": "a program of its own: the seeder",
     "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the fetcher that acts on it",
     "swarm_node/versions/milestones.py": "a stopwatch on its own clock",
+    "swarm_node/work/round_order.py": "the order by pay, pure, apart from the turns that keep any order",
     "swarm_node/work/version_failures.py": "a machine of its own: which version fails, apart from who works",
 }
 """Modules below `FRAGMENT_LINES` lines that one other module imports, and why they are not part of it."""

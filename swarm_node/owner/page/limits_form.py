@@ -32,6 +32,8 @@ class LimitField(NamedTuple):
     step: float = 1.0
     low: float = 0.0
     example: str = ""
+    about: str = ""
+    """The page's text about it; empty: its description in `allowance.settings`."""
 
 
 NODE_FIELDS = (
@@ -40,9 +42,19 @@ NODE_FIELDS = (
     LimitField("hours", "Working hours", example="22:00-07:00"),
     LimitField("zone", "Time zone of the hours", example="Europe/Berlin"),
     LimitField("idle_minutes", "Time without user input", "min", top=120, step=5),
-    LimitField("on_battery", "Work on battery power"),
+    LimitField(
+        "on_battery",
+        "Work on battery power",
+        about="Without it the node pauses until the machine is plugged in.",
+    ),
     LimitField("upload_gb", "Upload in a month", "GB", top=1000, step=10),
     LimitField("price_floor", "Lowest price", "millionths"),
+    LimitField(
+        "best_paid_first",
+        "Best paid round first",
+        about="Of several rounds, the node works first for the one that pays the most per hour of work here. "
+        "Without it, for the first in the list of join.",
+    ),
     LimitField("vram_share", "Share of the graphics memory", top=1, step=0.05, low=0.05),
     LimitField("turns_mib", "Memory for finished turns", "MiB", top=8192, step=256),
     LimitField("threads", "CPU threads", top=64),
@@ -110,11 +122,7 @@ def _field(field: LimitField, limits: CardLimits, start: str, given: Any) -> Mar
     """Build the inputs of one limit, with its description."""
     value, place = getattr(limits, field.name), f"{start}-{field.name}"
     said = str(type(limits).model_fields[field.name].description).replace("`", "")
-    about = (
-        "Without it the node pauses until the machine is plugged in."
-        if isinstance(value, bool)
-        else f"{said[0].upper()}{said[1:]}."
-    )
+    about = field.about or f"{said[0].upper()}{said[1:]}."
     if field.name in AT_NEXT_START:
         about += " It applies from the agent's next start."
     if given is not None:

@@ -28,7 +28,9 @@ def say(folder: Path, *words: str) -> Result:
 
 def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) -> None:
     assert say(folder, "list").output == "There are no keys yet: make one with `swarm-coordinator api-keys create`.\n"
-    assert "key  es-" in say(folder, "create", "suite", "--budget", "5000000").output
+    created = say(folder, "create", "suite", "--budget", "5000000").output
+    assert created.startswith("key  es-")
+    assert "\nIts usage: http://127.0.0.1:8700/usage," in created
     assert "key  es-" in say(folder, "create", "other", "--budget", "10", "--days", "2").output
     database = Database(folder / "state.db")
     database.run_now(api_keys.settle, 1, reserved_micros=0, spent_micros=1_000_000, answered=1208, tokens=402_113)

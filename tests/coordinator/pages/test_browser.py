@@ -40,6 +40,7 @@ PAGES = (
     f"/nodes/{EARNER}",
     "/entries/0",
     "/join",
+    "/usage",
     "/verify.html",
     "/nodes/nobody",
 )

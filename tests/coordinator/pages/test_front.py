@@ -24,7 +24,7 @@ from tests.coordinator.served import Served, serve
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MARKUP = "</title><script>window.pwned = 1</script>\"'><b>&amp;"
-PAGES = ("/", "/leaderboard", "/training", "/join", "/entries", "/nothing", "/nodes/nobody")
+PAGES = ("/", "/leaderboard", "/training", "/join", "/usage", "/entries", "/nothing", "/nodes/nobody")
 BROWSER = {"Accept": "text/html,application/xhtml+xml"}
 
 

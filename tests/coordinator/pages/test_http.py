@@ -145,6 +145,7 @@ class TestPages:
             "/",
             "/leaderboard",
             "/join",
+            "/usage",
             "/training",
             "/feed.atom",
             "/robots.txt",

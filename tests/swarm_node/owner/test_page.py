@@ -129,6 +129,7 @@ def test_an_answer_links_to_its_receipt_once_it_is_kept(tmp_path: Path) -> None:
 LIMITS = (
     Limits(),
     Limits(celsius=83.5, power_watts=1234.0, vram_share=0.33, turns_mib=1000, upload_gb=0.25, on_battery=True),
+    Limits(best_paid_first=True),
     Limits(hours="22:00-07:00", zone="Europe/Berlin", idle_minutes=1440.0, threads=4096, price_floor=900_000),
 )
 
@@ -143,7 +144,10 @@ def test_each_limit_can_be_typed_and_is_checked_as_on_the_command_line(limits: L
     sent = inputs_of(limits_form("/p/limits", limits))
     typed = {"celsius": "80", "power_watts": "250", "hours": "21:00-06:00", "zone": "UTC", "idle_minutes": "7"}
     typed |= {"upload_gb": "50", "price_floor": "5", "vram_share": "0.5", "turns_mib": "64", "threads": "3"}
-    assert {field.name for field in NODE_FIELDS} == {*typed, "on_battery"}
+    assert {field.name for field in NODE_FIELDS} == {*typed, "on_battery", "best_paid_first"}
+    assert changed_fields(inputs_of(limits_form("/p/limits", Limits())) | {"best_paid_first": "true"}) == {
+        "best_paid_first": True
+    }
     assert {field.name for field in NODE_FIELDS} == Limits.model_fields.keys() - {"cards"}
     for name, value in typed.items():
         (changed,) = changed_fields(sent | {name: value}).items()

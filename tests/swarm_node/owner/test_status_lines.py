@@ -285,16 +285,19 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
 def test_each_of_several_rounds_has_a_line_with_its_state_and_credit() -> None:
     rows = [
         row(1, trouble="It does not answer."),
-        row(2, open_leases=3),
+        row(2, open_leases=3, price_micros_per_mtok=1_000_000, hour_micros=360_000),
         row(3, error=f"Banned.{STEERING}", ended=True),
         row(4, resting="round paused by you"),
         row(5, ended=True, by_owner=True),
-        row(6, ended=True),
+        row(6, ended=True, price_micros_per_mtok=2_500_000, hour_micros=None),
     ]
     lines = list(status_lines.of_status(told(rounds=rows)))
     shown = [line.removeprefix("of        ") for line in lines if line.startswith("of ")]
     assert shown[0].startswith("http://1.test: waiting: It does not answer.; 2 accepted, 5.000000 credits")
+    assert shown[0].endswith(" in this run"), "an agent of an earlier release says nothing of prices"
     assert shown[1].startswith("http://2.test: 3 groups; ")
+    assert shown[1].endswith("; pays 1.00 credits per million tokens, 0.360000 credits per hour of work")
+    assert shown[5].endswith("; pays 2.50 credits per million tokens"), "its speed was not measured"
     assert shown[2].startswith("http://3.test: left: Banned.")
     assert shown[3].startswith("http://4.test: not working: round paused by you; ")
     assert shown[4].startswith("http://5.test: left by you until the agent starts again; ")

@@ -92,3 +92,27 @@ async def test_a_round_that_stops_waiting_asks_for_nothing() -> None:
     with trio.move_on_after(0):
         await first.acquire()
     assert not second.must_release
+
+
+async def test_an_order_that_changes_asks_the_holder_to_finish_and_lets_go_on_who_waits_for_an_earlier_round() -> None:
+    turns = EngineTurns()
+    first, second = turns.turn_of(0), turns.turn_of(1)
+    assert first.try_acquire()
+    assert second.is_used_before
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second.unused_before)
+        await wait_all_tasks_blocked()
+        turns.set_order((1, 0))
+        with trio.fail_after(1):
+            while nursery.child_tasks:
+                await trio.lowlevel.checkpoint()
+    assert not first.must_release, "the second round has no work"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        assert first.must_release
+        first.release()
+    assert second.is_mine
+    assert first.is_used_before
+    turns.set_order((0, 1))
+    assert not first.is_used_before

@@ -56,7 +56,7 @@ class OneRound(World):
 class SharedEngine:
     """The engine as one round sees it; what is sampled must be what was loaded for this round."""
 
-    name, cards_ready, tokens_per_s = "fake", 1, 1.0
+    name, cards_ready = "fake", 1
     requests: deque[SampleRequest]
     loaded: tuple[int, int]
 
@@ -64,6 +64,11 @@ class SharedEngine:
         self._world, self._shared = world, shared or self
         if shared is None:
             self.requests, self.loaded = deque(), (-1, 0)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The speed with the model in the engine: each round has a slower one than the round before it."""
+        return 8.0 / (2 + self._shared.loaded[0])
 
     async def load(self, folder: Path, version: int, *more: object) -> Loaded:
         assert not self._shared.requests, "groups are in the engine"
@@ -102,7 +107,7 @@ class Rounds:
     def __init__(self, *leases: int) -> None:
         self.log: list[str] = []
         self.worlds = [OneRound(number, count, self.log) for number, count in enumerate(leases)]
-        turns = EngineTurns()
+        self.turns = turns = EngineTurns()
         first: SharedEngine | None = None
         for number, world in enumerate(self.worlds):
             engine = SharedEngine(world, first)
@@ -158,6 +163,45 @@ async def test_a_round_whose_request_is_held_hands_the_engine_over_and_gets_it_b
     assert "1: end 3" in work[:back], "the groups of the second round end first"
     assert "1: end 7" in work[back:], "it gets the engine back"
     assert not any(" back" in line for line in rounds.log)
+
+
+async def test_another_order_has_the_engine_after_the_running_groups_and_no_lease_is_returned() -> None:
+    """The first round has more work; the second one pays more, as is known from the third group on."""
+    rounds = Rounds(40, 8)
+    first, second = rounds.worlds
+    assert first.engine.is_new
+    assert second.engine.is_new
+    first.on_note["end 2"] = lambda: rounds.turns.set_order((1, 0))
+    second.on_note["end 7"] = rounds.end
+    await rounds.run()
+    loads = [line for line in rounds.work() if "load" in line]
+    assert loads[:2] == ["0: load v1", "1: load v1"]
+    switch = rounds.work().index("1: load v1")
+    begun = {name for line in rounds.work()[:switch] if "submit" in line for name in line.split()[2:]}
+    ended = {line.split()[2] for line in rounds.work()[:switch] if "end" in line}
+    assert begun == ended, "the groups of the first round end first"
+    assert len(ended) < 40, "it had more work"
+    assert not any(" back" in line for line in rounds.log[: rounds.log.index("1: end 7")])
+    assert not first.engine.is_new
+    assert second.offers.last_price_micros_per_mtok == 1
+
+
+async def test_a_round_whose_first_load_fails_is_no_longer_new() -> None:
+    rounds = Rounds(4, 4)
+    first, second = rounds.worlds
+    first.trouble["load v1"] = EngineFailed("broken")
+    second.on_note["end 3"] = rounds.end
+    await rounds.run()
+    assert not first.engine.is_new
+
+
+async def test_a_round_keeps_the_speed_of_its_own_model_while_another_one_is_in_the_engine() -> None:
+    """A lease that this machine cannot complete in time must not be judged by the speed of another round's model."""
+    rounds = Rounds(4, 4)
+    first, second = rounds.worlds
+    rounds.worlds[1].on_note["end 3"] = rounds.end
+    await rounds.run()
+    assert (first.worker.tokens_per_s, second.worker.tokens_per_s) == (4.0, 8.0 / 3)
 
 
 async def test_rounds_without_work_load_nothing_and_look_at_a_bounded_pace() -> None:

@@ -1,0 +1,136 @@
+// The page of the usage of API keys: asks with the key or the operator's token that is pasted, and shows the answer.
+//
+// - The secret is in the input field alone: in no storage, no address and no cookie. Leaving the page clears it, also in the
+//   copy of the page that a browser keeps for the "back" button.
+// - Names of keys are text: no markup is built from data.
+
+const KEY_PREFIX = "es-";
+const MICRO_DECIMALS = 6;
+const UNKNOWN = "This is neither an API key of this round nor the operator's token. API keys begin with es-.";
+
+const byId = (id) => document.getElementById(id);
+const whole = (count) => count.toLocaleString("en").replaceAll(",", "\u202f");
+const day = (moment) => new Date(moment).toISOString().slice(0, 10);
+
+function el(tag, children, attributes = {}) {
+  const made = document.createElement(tag);
+  made.append(...[children].flat());
+  for (const [name, value] of Object.entries(attributes)) if (value) made.setAttribute(name, value);
+  return made;
+}
+
+// An amount without the unit's name, as `Unit.figure` shows it: with more decimals where it would be shown as zero.
+export function figure(micros, decimals) {
+  const size = Math.abs(micros);
+  const isLost = size > 0 && 2 * size < 10 ** (MICRO_DECIMALS - decimals);
+  const shown = isLost ? Math.min(MICRO_DECIMALS, MICRO_DECIMALS - String(size).length + 2) : decimals;
+  const rounded = Math.floor((size + 10 ** (MICRO_DECIMALS - shown) / 2) / 10 ** (MICRO_DECIMALS - shown));
+  const sign = micros < 0 && rounded > 0 ? "-" : "";
+  const part = shown ? `.${String(rounded % 10 ** shown).padStart(shown, "0")}` : "";
+  return `${sign}${whole(Math.floor(rounded / 10 ** shown))}${part}`;
+}
+
+function ago(duration_ms) {
+  for (const [unit_ms, name] of [[86_400_000, "d"], [3_600_000, "h"], [60_000, "min"]])
+    if (duration_ms >= unit_ms) return `${Math.floor(duration_ms / unit_ms)}\u202f${name} ago`;
+  return `${Math.floor(Math.max(0, duration_ms) / 1000)}\u202fs ago`;
+}
+
+function lastUse(key) {
+  if (key.used_ms === null) return key.answered_queries ? "not known" : "never"; // older than its record
+  return ago(Date.now() - key.used_ms);
+}
+
+function state(key) {
+  if (key.revoked_ms) return `revoked ${day(key.revoked_ms)}`;
+  if (!key.expires_ms) return "";
+  return key.expires_ms <= Date.now() ? `expired ${day(key.expires_ms)}` : `valid until ${day(key.expires_ms)}`;
+}
+
+function showFigures(whose, figures) {
+  byId("whose").replaceChildren(el("bdi", whose));
+  byId("figures").replaceChildren(...Object.entries(figures).map(([name, value]) => el("div", [el("dt", name), el("dd", value)])));
+}
+
+function showOne(key) {
+  const amount = (micros) => `${figure(micros, key.unit.decimals)} ${key.unit.name}`;
+  showFigures(key.name, {
+    spent: amount(key.spent_micros), left: amount(key.left_micros), budget: amount(key.budget_micros),
+    "held for open queries": amount(key.reserved_micros), "answered queries": whole(key.answered_queries),
+    "open queries": whole(key.open_queries), "sampled tokens": whole(key.tokens), "last use": lastUse(key),
+    ...(key.expires_ms && { "valid until": day(key.expires_ms) }),
+  });
+  byId("keys").replaceChildren();
+}
+
+// A column's narrowest screen is a class of style.css. The first one is each row's heading.
+const COLUMNS = [
+  ["name", "text", (key) => [el("bdi", key.name), state(key) ? el("small", ` ${state(key)}`) : ""]],
+  ["spent", "", (key, unit) => figure(key.spent_micros, unit.decimals)],
+  ["left", "", (key, unit) => figure(key.left_micros, unit.decimals)],
+  ["budget", "tablet", (key, unit) => figure(key.budget_micros, unit.decimals)],
+  ["answered", "tablet", (key) => whole(key.answered_queries)],
+  ["open", "desktop", (key) => whole(key.open_queries)],
+  ["tokens", "tablet", (key) => whole(key.tokens)],
+  ["last use", "tablet", lastUse],
+];
+
+function showAll({ keys, unit }) {
+  const sum = (name) => keys.reduce((total, key) => total + key[name], 0);
+  showFigures("All API keys", {
+    keys: whole(keys.length), spent: `${figure(sum("spent_micros"), unit.decimals)} ${unit.name}`,
+    "answered queries": whole(sum("answered_queries")), "open queries": whole(sum("open_queries")),
+    "sampled tokens": whole(sum("tokens")),
+  });
+  if (!keys.length) return byId("keys").replaceChildren(el("p", "There are no keys yet: swarm-coordinator api-keys create", { class: "soft" }));
+  const heads = COLUMNS.map(([title, style]) => el("th", title, { scope: "col", class: style }));
+  const rows = keys.map((key) => el("tr", COLUMNS.map(([, style, show], place) =>
+    el(place ? "td" : "th", show(key, unit), { class: style, scope: place ? "" : "row" }))));
+  const caption = `API keys; amounts in ${unit.name}`;
+  const table = el("table", [el("caption", caption, { class: "quiet" }), el("thead", el("tr", heads)), el("tbody", rows)]);
+  byId("keys").replaceChildren(el("div", table, { class: "wide", tabindex: "0", role: "region", "aria-label": caption }));
+}
+
+async function ask(secret) {
+  if (!/^[\x21-\x7e]+$/.test(secret)) throw new Error(UNKNOWN);
+  const isKey = secret.startsWith(KEY_PREFIX);
+  const headers = { Accept: "application/json", Authorization: `Bearer ${secret}` };
+  const reply = await fetch(isKey ? "/v1/usage" : "/v1/operator/keys", { headers, cache: "no-store", credentials: "omit" })
+    .catch(() => { throw new Error("The coordinator does not answer. Try again."); });
+  if (!isKey && reply.status === 401) throw new Error(UNKNOWN);
+  const answer = await reply.json().catch(() => ({}));
+  if (!reply.ok) throw new Error((answer.error ?? answer).message ?? `The coordinator answers with status ${reply.status}.`);
+  if (isKey) showOne(answer);
+  else showAll(answer);
+}
+
+function clear() {
+  byId("usage").hidden = true;
+  byId("mistake").textContent = "";
+  byId("mistake").className = "";
+  byId("keys").replaceChildren();
+  byId("figures").replaceChildren();
+}
+
+byId("form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  byId("show").disabled = true;
+  try {
+    await ask(byId("secret").value.trim());
+    byId("mistake").textContent = "";
+    byId("usage").hidden = false;
+    byId("said").textContent = `As of ${new Date().toISOString().slice(11, 19)} UTC.`;
+  } catch (error) {
+    clear();
+    byId("mistake").textContent = error.message;
+    byId("mistake").className = "bad";
+  } finally {
+    byId("show").disabled = false;
+  }
+});
+
+addEventListener("pagehide", () => {
+  byId("secret").value = "";
+  clear();
+});
+byId("plain").hidden = isSecureContext;

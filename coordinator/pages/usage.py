@@ -1,0 +1,56 @@
+"""The page on which the holder of an API key sees its usage, and the operator that of all keys.
+
+- The page itself has no data of any key. Its script asks for them with the key or the operator's token that the visitor
+  pastes, keeps it in the input field alone, and writes it to no storage.
+- An API key shows its own usage (`GET /v1/usage`); anything else is sent as the operator's token, which shows all keys
+  (`GET /v1/operator/keys`).
+"""
+
+from coordinator.pages.layout import document
+from coordinator.pages.site import Site
+from protocol.text.html import Markup, el
+
+LEAD = "Paste your API key to see what it has spent and what is left. The operator's token shows all keys."
+
+
+def render(site: Site) -> str:
+    """Return the page, without figures."""
+    script = el("script", type="module", src="/static/usage.js")
+    return document(
+        "Usage of API keys", "/usage", site, el("p", LEAD, class_="lead"), _form(), _results(), script, about=LEAD
+    )
+
+
+def _form() -> Markup:
+    commands = (
+        "This page needs scripts. Without them, use: curl /v1/usage with your key, or, as the operator, "
+        "swarm-coordinator api-keys list"
+    )
+    plain = "This connection is not encrypted: others on the way can read what you paste. Use https, or a tunnel."
+    return el(
+        "form",
+        el("p", el("label", "API key, or the operator's token", for_="secret")),
+        el(
+            "p",
+            el("input", id="secret", type="password", size=48, required=True, autocomplete="off", spellcheck="false"),
+            " ",
+            el("button", "Show", id="show"),
+        ),
+        el("p", plain, class_="notice", id="plain", hidden=True),
+        el("p", "This page forgets it when you leave.", class_="soft"),
+        el("noscript", el("p", commands, class_="bad")),
+        id="form",
+    )
+
+
+def _results() -> tuple[Markup, Markup]:
+    return el(
+        "section",
+        el("h2", "", id="whose"),
+        el("dl", class_="facts", id="figures"),
+        el("div", id="keys"),
+        el("p", "", id="said", role="status", class_="soft"),
+        id="usage",
+        aria_labelledby="whose",
+        hidden=True,
+    ), el("p", "", id="mistake", role="alert")

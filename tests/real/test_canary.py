@@ -11,6 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from transformers import AutoTokenizer
 
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
@@ -26,6 +27,12 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 EVERY = [(layer, name) for layer in range(LAYERS) for name in PROJECTIONS]
 WEAKEST = [(5, "v_proj"), (5, "o_proj")]
 """Two of the 210 weights that show least when scaled by a tenth; `make test-real ALL=1` damages every one."""
+
+UPDATES_APART = 16
+LEARNED = (
+    "The harbour master counts ships at dawn and writes each name in a green book. When a ship is late, he rings the "
+    "bell twice and asks the pilot. Add 17 and 25, then subtract 9: 33."
+)
 
 PRECISIONS = ("bf16", pytest.param("fp16", marks=pytest.mark.slow), "q8_0")
 
@@ -117,6 +124,54 @@ def test_keys_in_the_place_of_queries_are_found(version: Path, model: Any) -> No
 
 def _replaced(by: torch.Tensor, _tensor: torch.Tensor) -> torch.Tensor:
     return by
+
+
+@pytest.fixture(scope="module")
+def later(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train for so long that the text itself gets other probabilities, and publish."""
+    policy = TrainedPolicy(smollm2_folder, TrainSettings(learning_rate=1e-5))
+    tokenizer: Any = AutoTokenizer.from_pretrained(smollm2_folder, local_files_only=True)
+    tokens = torch.tensor([tokenizer.encode(LEARNED)])
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-4)
+    for _ in range(UPDATES_APART):
+        policy.model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    folder = tmp_path_factory.mktemp("smollm2") / "later"
+    policy.save_hub(folder)
+    return folder
+
+
+def stale(name: str) -> Callable[[str], bool]:
+    """Return which parameters stay those of the version before."""
+    layers = {"a layer": ("0",), "half of the layers": tuple(map(str, range(LAYERS // 2)))}.get(name, ())
+    return lambda key: key.split(".")[2] in layers if ".layers." in key else name == "the head" and "embed" in key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("half of the layers", torch.bfloat16),
+        ("the head", torch.bfloat16),
+        ("half of the layers", torch.float32),
+        ("the head", torch.float32),
+        ("a layer", torch.float32),
+    ],
+    ids=str,
+)
+def test_what_stays_of_a_distant_version_is_found(version: Path, later: Path, name: str, dtype: torch.dtype) -> None:
+    """In bf16 one layer of 30 is less than the noise; versions 16 updates of 1e-5 apart cannot be told at all."""
+    before: Any = Generic(version, torch.device("cpu"), dtype)
+    model: Any = Generic(later, torch.device("cpu"), dtype)
+    model.numerics = f"torch/{'bf16' if dtype == torch.bfloat16 else 'fp32'}/cpu"
+    check(later, model)
+    old = dict(before._model.named_parameters())
+    for key, weight in model._model.named_parameters():
+        if stale(name)(key):
+            weight.copy_(old[key])
+    with pytest.raises(EngineFailed, match="does not give its canary"):
+        check(later, model)
 
 
 def test_the_folder_has_no_copy_of_the_gguf(smollm2_folder: Path) -> None:

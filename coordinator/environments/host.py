@@ -1,12 +1,14 @@
 """Episodes in an environment process: one instance for each sample, kept from turn to turn.
 
 - A question has all turns of an episode so far. If the instance is not here (this process is new, or it was dropped to
-  make room), the episode is played again from its first turn; so nothing is lost with a process.
+  make room), the episode is played again from its first turn; so nothing is lost with a process. An instance that had
+  other turns, which were never stored or belong to an abandoned try of the group, is dropped in the same way.
 - An episode is over when the environment says so, or when the question says that no turn can follow.
 - Coroutines of the samples of a group run at the same time.
 """
 
 import asyncio
+import hashlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -49,10 +51,16 @@ class TurnReply:
 
 @dataclass
 class _Running:
-    """An instance, and how many turns it has had."""
+    """An instance, and the turns that it has had."""
 
     environment: Environment
     turns: int = 0
+    had: bytes = b""
+    """The digest of these turns."""
+
+    def began(self, turns: Sequence[str], *, over: bool) -> bool:
+        """Return True if these turns begin with those that the instance has had, and one is new unless `over`."""
+        return self.turns <= len(turns) - (not over) and self.had == _digest(turns[: self.turns])
 
 
 class EpisodeHost:
@@ -82,8 +90,8 @@ class EpisodeHost:
     async def _answer(self, asked: TurnQuestion, number: int, turns: Sequence[str]) -> TurnReply:
         over, key = asked.over[number], (asked.key, number)
         running = self._running.pop(key, None)
-        if running is None or running.turns > len(turns) - (not over):  # an answer that was lost is played again
-            running = _Running(self._make(asked.problem, **self._parameters))
+        if running is None or not running.began(turns, over=over):
+            running = _Running(self._make(asked.problem, **self._parameters))  # an answer that was lost is played again
         read = list[Observation | None]()
         for turn in turns[running.turns :]:
             running.turns += 1
@@ -92,6 +100,7 @@ class EpisodeHost:
                 raise Broken("The episode ended at an earlier turn than before: a replay must answer the same.")
         if over or (read and read[-1] is None):
             return TurnReply(tuple(read), await _result(running.environment.reward()))
+        running.had = _digest(turns)
         self._keep(key, running)
         return TurnReply(tuple(read), None)
 
@@ -99,6 +108,16 @@ class EpisodeHost:
         self._running[key] = running
         while len(self._running) > self._running_max:
             self._running.popitem(last=False)
+
+
+def _digest(turns: Sequence[str]) -> bytes:
+    """Return a digest of turns, each with its length; a policy may write half of a surrogate pair."""
+    hashed = hashlib.sha256()
+    for turn in turns:
+        data = turn.encode(errors="surrogatepass")
+        hashed.update(len(data).to_bytes(8))
+        hashed.update(data)
+    return hashed.digest()
 
 
 async def _nothing() -> None:

@@ -67,6 +67,19 @@ def test_an_answer_that_was_lost_is_given_again(host: EpisodeHost) -> None:
     assert again.read == ("1 a", "2 b")
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_an_instance_that_had_another_turn_is_not_used(host: EpisodeHost, over: bool) -> None:
+    """A commit failed after the environment had the turn, or another node has begun the group again."""
+    host.play(asked(["a"]))
+    host.play(asked(["a", "lost"]))
+    (answer,) = host.play(asked(["a", "b"], over=over))
+    assert answer is not None
+    assert answer.read == ("1 a", "2 b")
+    (later,) = host.play(asked(["a", "other", "c"], over=over))
+    assert later is not None
+    assert later.read == ("1 a", "2 other", None)
+
+
 def test_an_episode_that_can_have_no_further_turn_is_judged_as_it_stands(host: EpisodeHost) -> None:
     (cut,) = host.play(asked(["a"], over=True))
     assert cut is not None

@@ -20,15 +20,15 @@ settings.load_profile("house")
 
 
 LONGEST = (
-    "tests/real/test_rounding.py",
-    "tests/coordinator/config/test_examples.py",
-    "tests/real/test_canary.py",
-    "tests/adversaries/test_new_keys.py",
     "tests/coordinator/learner/test_preflight.py",
-    "tests/coordinator/learner/test_kills_beside.py",
-    "tests/real/test_gguf_export.py",
+    "tests/coordinator/learner/test_ranks.py",
+    "tests/architectures/test_matrix.py",
+    "tests/adversaries/test_patience.py",
+    "tests/coordinator/audit/test_auditor.py",
+    "tests/real/test_canary.py",
+    "tests/coordinator/config/test_examples.py",
 )
-"""Files that take minutes on a busy machine, the longest first: by `pytest FILE --durations=0`, one file at a time."""
+"""Files that take long, the longest first: by `pytest FILE --durations=0`, one file at a time."""
 
 
 @pytest.hookimpl(trylast=True)

@@ -57,6 +57,7 @@ def test_what_the_environment_said_is_no_token_of_the_policys(tmp_path: Path) ->
     trial.train(groups)
 
 
+@pytest.mark.slow
 def test_held_out_games_are_played_from_the_policy_as_it_stands(tmp_path: Path) -> None:
     trial = trial_of("sokoban", tmp_path, staleness=3)
     trial.train(trial.generate())

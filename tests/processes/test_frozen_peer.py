@@ -20,6 +20,7 @@ CHUNKS = SIZE_BYTES // (64 * KIB)
 FROZEN_AT_CHUNKS = CHUNKS // 8
 
 
+@pytest.mark.slow
 def test_a_peer_frozen_in_mid_download_holds_up_nobody_and_catches_up_when_it_thaws(swarm: Swarm) -> None:
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, random_weights(swarm.folder / "small", seed=1, size_bytes=4 * KIB))

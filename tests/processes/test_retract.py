@@ -85,6 +85,7 @@ def verified(coordinator: Coordinator) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_killed_and_repeated_it_publishes_a_policy_that_never_saw_the_groups(coordinator: Coordinator) -> None:
     worked(coordinator, 2 * KAPPA)
     node = hostile(coordinator)

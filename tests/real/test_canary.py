@@ -34,7 +34,7 @@ LEARNED = (
     "bell twice and asks the pilot. Add 17 and 25, then subtract 9: 33."
 )
 
-PRECISIONS = ("bf16", pytest.param("fp16", marks=pytest.mark.slow), "q8_0")
+PRECISIONS = ("bf16", pytest.param("fp16", marks=pytest.mark.slow), pytest.param("q8_0", marks=pytest.mark.slow))
 
 
 @pytest.fixture(scope="module")

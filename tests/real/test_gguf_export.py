@@ -49,7 +49,8 @@ def folder(round_file: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "auto"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_llama_cpp_says_what_transformers_says(round_file: Path, folder: Path, dtype: str) -> None:
     file = round_file.parent / f"{dtype}.gguf"
     export(str(round_file), str(file), "--format", "gguf", "--dtype", dtype)

@@ -23,6 +23,8 @@ from protocol.work.rollout import Completion, PolicyBounds, end_tokens, pack_tok
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 
+pytestmark = pytest.mark.slow  # a real model's calibration is long; coordinator/audit/test_rounding has a tiny one's
+
 ROUND, CLASS = "a" * 64, "torch/bf16/cpu"
 SAMPLES, NEW_TOKENS = 8, 24
 QUESTIONS = (
@@ -121,8 +123,8 @@ def four_bits(model: Any) -> Any:
     ("change", "how"),
     [
         (four_bits, {}),
-        pytest.param(None, {"temperature": 0.8}, marks=pytest.mark.slow),
-        pytest.param(None, {"top_p": 0.9}, marks=pytest.mark.slow),
+        (None, {"temperature": 0.8}),
+        (None, {"top_p": 0.9}),
     ],
     ids=["4-bit weights", "temperature 0.8", "top-p 0.9"],
 )
@@ -143,7 +145,6 @@ def test_cheats_are_found_in_the_first_groups(
     assert AuditOutcome.HARD in outcomes(prefilled, tolerance), "true log-probabilities do not hide other tokens"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("own", [0.0, 0.3, 2.0])
 def test_leases_at_other_temperatures_are_judged_by_what_was_measured_at_the_versions(
     smollm2_folder: Path, scorer: VersionScorer, tolerance: Tolerance, groups: list[Group], own: float

@@ -240,6 +240,7 @@ def test_a_refusal_simulates_no_way_to_train_whose_weights_alone_are_too_much(
     assert len(simulated) == 1, "the one that is refused"
 
 
+@pytest.mark.slow
 def test_a_way_to_train_needs_the_same_whatever_was_simulated_before() -> None:
     twice = replace(WAYS["LoRA, bf16"], gradient_checkpointing=True)
     ways = (twice, WAYS["LoRA, bf16"], WAYS["all weights, bf16, layers twice"])

@@ -159,7 +159,11 @@ def hundred_million(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("purpose", "each", "ranks"),
-    [("trained", 4, 1), ("trained", 4, 2), pytest.param("frozen", 2, 4, marks=pytest.mark.slow)],
+    [
+        pytest.param("trained", 4, 1, marks=pytest.mark.slow),
+        ("trained", 4, 2),
+        pytest.param("frozen", 2, 4, marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_loads_its_share_of_the_weights_and_no_more(
     policy_folder: Path, hundred_million: Path, ranks: int, purpose: str, each: int, tmp_path: Path

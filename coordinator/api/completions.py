@@ -268,9 +268,9 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
             patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )
-        offers = round_.waiting.nodes.follow(len(prompts))
+        offers = round_.waiting.idle_nodes.follow(len(prompts))
         numbers = await round_.database.run_followed(record, offers)
-    round_.waiting.nodes.call(len(prompts) - len(offers))
+    round_.waiting.idle_nodes.call(len(prompts) - len(offers))
     kind = "chatcmpl" if query.is_chat else "cmpl"
     identity = f"{kind}-{round_.round_id[:12]}-{numbers[0]}"
     return AskedQueries(query, prompts, numbers, text, identity, int(time.time()))

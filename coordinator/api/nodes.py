@@ -104,9 +104,9 @@ async def lease(request: web.Request) -> web.Response:
     async def offer() -> LeaseReply:
         return await round_.database.run_for_node(make_offer())
 
-    calls, offered = round_.waiting.nodes.calls, await offer()
-    while offered.reason == "ahead" and round_.waiting.nodes.calls > calls:  # a query came during the offer
-        calls, offered = round_.waiting.nodes.calls, await offer()
+    calls, offered = round_.waiting.idle_nodes.calls, await offer()
+    while offered.reason == "ahead" and round_.waiting.idle_nodes.calls > calls:  # a query came during the offer
+        calls, offered = round_.waiting.idle_nodes.calls, await offer()
     if offered.reason == "ahead":
         offered = await _offer_when_called(request, make_offer, offered, version)
     return reply(offered)
@@ -123,7 +123,7 @@ async def _offer_when_called(
         has_left, is_behind = request.transport is None, round_.news.version > version
         return None if has_left or is_behind else make_offer()
 
-    with round_.waiting.nodes.waiting(offer_now) as node:
+    with round_.waiting.idle_nodes.waiting(offer_now) as node:
         while offered.reason == "ahead" and round_.news.version <= version:
             if (call := await node.called(until_s - loop.time())) is None:
                 break

@@ -97,19 +97,19 @@ class GroupScorer:
     async def run(self) -> None:
         """Score groups until cancelled."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as tasks:
                 while True:
                     self._round.waiting.unscored.clear()
-                    for waiting in await self._next_waiting():
-                        self._taken.add(waiting.claim_id)
-                        group.create_task(self._score(waiting))
+                    for unscored in await self._next_unscored():
+                        self._taken.add(unscored.claim_id)
+                        tasks.create_task(self._score(unscored))
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_AGAIN_S):
                             await self._round.waiting.unscored.wait()
         finally:
             await self._pool.close()
 
-    async def _next_waiting(self) -> list[Unscored]:
+    async def _next_unscored(self) -> list[Unscored]:
         """Return waiting groups that are not being judged, up to the number of free places."""
         free = 2 * self._spec.processes - len(self._taken)
         self._leaves_some = free <= 0
@@ -125,51 +125,51 @@ class GroupScorer:
         self._leaves_some = len(groups) >= free
         return groups
 
-    async def _score(self, waiting: Unscored) -> None:
+    async def _score(self, unscored: Unscored) -> None:
         """Judge one group; log any error instead of raising it."""
         try:
-            await self._settle(waiting)
+            await self._settle(unscored)
         except BookBroken:
             raise
         except Exception:  # the group waits in the store, and no failure of ours must end the coordinator
-            log.exception("group=%d could not be scored", waiting.group_no)
-            self._put_off.add(waiting.claim_id)
+            log.exception("group=%d could not be scored", unscored.group_no)
+            self._put_off.add(unscored.claim_id)
             await asyncio.sleep(self._pause_s)
         finally:
-            self._taken.discard(waiting.claim_id)
+            self._taken.discard(unscored.claim_id)
             if self._leaves_some or self._put_off:  # else a look would delay the answer to the node for nothing
                 self._round.waiting.unscored.set()
 
-    async def _settle(self, waiting: Unscored) -> None:
+    async def _settle(self, unscored: Unscored) -> None:
         """Judge one group, or have its episodes go on, and store the result, or its failure if that is final."""
         halts = self._halts
         try:
-            if waiting.episodes:
-                await self._record_answer(waiting, *await self._play(waiting))
+            if unscored.episodes:
+                await self._record_answer(unscored, *await self._play(unscored))
             else:
-                rewards, rules = await self._judge(waiting), self._round.terms.selection
+                rewards, rules = await self._judge(unscored), self._round.terms.selection
                 await self._round.database.run(
-                    scoring.scored, waiting.claim_id, rewards, rules=rules, now_ms=self._now_ms()
+                    scoring.scored, unscored.claim_id, rewards, rules=rules, now_ms=self._now_ms()
                 )
             self._given_up = 0
             if halts == self._halts:
                 self._go_on()
             self._round.waiting.batch_ready.set()
         except VerifierFailed as failure:
-            await self._failed(waiting, failure)
+            await self._failed(unscored, failure)
         except VerifierDown as failure:
             await self._stand_still(failure.message, failure.hint)
         except NotFound:
             pass  # no version is published, so no group can be real
 
-    async def _record_answer(self, waiting: Unscored, answer: list[Prefix], rewards: list[Reward | None]) -> None:
+    async def _record_answer(self, unscored: Unscored, answer: list[Prefix], rewards: list[Reward | None]) -> None:
         """Store an environment's answer, and with the last one that a request waits for, lease it the next turns."""
-        request = self._round.waiting.turns.request_due_with(waiting.claim_id)
+        request = self._round.waiting.turns.request_due_with(unscored.claim_id)
         leases: tuple[Lease, ...] = ()
         try:
             leases = await self._round.database.run(
                 scoring.answered_and_offered,
-                waiting.claim_id,
+                unscored.claim_id,
                 answer,
                 rewards,
                 offer=None if request is None else request.offer,
@@ -181,21 +181,21 @@ class GroupScorer:
             if request is not None:
                 request.settle(leases)
 
-    async def _judge(self, waiting: Unscored) -> list[Reward]:
+    async def _judge(self, unscored: Unscored) -> list[Reward]:
         text = await self._round.policy.text()
-        said = [text.judged_text(tokens) for tokens in waiting.completions]
-        job = Job(self._problem(waiting.source), said, waiting.completions)
-        rewards = await self._tried(lambda: self._pool.judge(job), waiting.group_no)
-        return [text.in_tokens(reward, tokens) for reward, tokens in zip(rewards, waiting.completions, strict=True)]
+        said = [text.judged_text(tokens) for tokens in unscored.completions]
+        job = Job(self._problem(unscored.source), said, unscored.completions)
+        rewards = await self._tried(lambda: self._pool.judge(job), unscored.group_no)
+        return [text.in_tokens(reward, tokens) for reward, tokens in zip(rewards, unscored.completions, strict=True)]
 
-    async def _play(self, waiting: Unscored) -> tuple[list[Prefix], list[Reward | None]]:
+    async def _play(self, unscored: Unscored) -> tuple[list[Prefix], list[Reward | None]]:
         """Return what the environment answers to the last turns of a group, and the rewards of ended episodes."""
         text = await self._round.policy.text()
-        play = GroupPlay(waiting, self._problem(waiting.source), text, self._episodes)
-        answers = await self._tried(lambda: self._pool.play(play.asked()), waiting.group_no)
+        play = GroupPlay(unscored, self._problem(unscored.source), text, self._episodes)
+        answers = await self._tried(lambda: self._pool.play(play.asked()), unscored.group_no)
         play.record(answers)
         if play.cut:
-            play.record(await self._tried(lambda: self._pool.play(play.asked(cut=True)), waiting.group_no))
+            play.record(await self._tried(lambda: self._pool.play(play.asked(cut=True)), unscored.group_no))
         return play.results()
 
     async def _tried(self, question: Callable[[], Awaitable[T]], group_no: int) -> T:
@@ -206,15 +206,15 @@ class GroupScorer:
                 log.warning("group=%d reward failed, retrying: %s", group_no, failure.message)
         return await question()
 
-    async def _failed(self, waiting: Unscored, failure: VerifierFailed) -> None:
+    async def _failed(self, unscored: Unscored, failure: VerifierFailed) -> None:
         if self._given_up >= self._given_up_max:
-            self._put_off.add(waiting.claim_id)
+            self._put_off.add(unscored.claim_id)
             await self._stand_still(f"{self._given_up_max} groups in a row could not be judged. {failure.message}")
             return
         self._given_up += 1
-        log.error("group=%d given up: %s", waiting.group_no, failure.message)
+        log.error("group=%d given up: %s", unscored.group_no, failure.message)
         await self._round.database.run(
-            scoring.give_up, waiting.claim_id, failure.message, audits=self._round.audits, now_ms=self._now_ms()
+            scoring.give_up, unscored.claim_id, failure.message, audits=self._round.audits, now_ms=self._now_ms()
         )
 
     async def _stand_still(self, reason: str, next_step: str = "") -> None:

@@ -1,5 +1,6 @@
 """News of a round, kept in memory: every reply to a node has them, and they seldom change.
 
+- The leader writes the digest of its settings and keys to the store when it starts; all else here only reads.
 - `refresh` reads the news from the store, and wakes the requests that wait for them.
 - A request for a newer version is held until there is one, so that nodes fetch it at once. Each node may hold few.
 """
@@ -37,9 +38,13 @@ class StoredNews(NamedTuple):
 
 
 class RoundNews:
-    """The newest version of a round, its end, and the state of its leader."""
+    """The newest version of a round, its end, and the state of its leader.
 
-    def __init__(self, database: Database, idle_nodes: IdleNodes, led_as: str, *, leads: bool = True) -> None:
+    With `leads`, `led_as` is written to the store, and every other process with another digest stops itself: only the
+    leader of the round may pass it as True.
+    """
+
+    def __init__(self, database: Database, idle_nodes: IdleNodes, led_as: str, *, leads: bool) -> None:
         self._database = database
         self._idle_nodes = idle_nodes
         self._led_as = led_as

@@ -1,7 +1,9 @@
 """The requests that wait in this process, each kind with what wakes it.
 
-- All that they wait for is in the store: a missed event costs time, and nothing else. What another process of the round
-  has accepted sets no event here, so those that may wait for it look again at intervals.
+- All that they wait for is in the store. What another process of the round has accepted sets no event here, so callers,
+  the learner and the group scorer look again at intervals: a missed event costs them time, and nothing else.
+- Idle nodes do not look again: after a missed call they wait until `lease_hold_s` is over, and then request anew.
+- A request for next turns whose offer has begun waits without a time-out: whoever began the offer must settle it.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ class WaitingRequests:
     """The waiting requests of nodes, callers and the learner, and the group scorer, which waits as they do."""
 
     def __init__(self, database: Database) -> None:
-        self.nodes = IdleNodes()
+        self.idle_nodes = IdleNodes()
         """Nodes that wait for work."""
         self.turns = TurnWatch()
         """Nodes that wait for the next turns of their episodes."""

@@ -41,12 +41,11 @@ from coordinator.transactions.leases import GroupToLease, LeaseTerms, expire, re
 from coordinator.transactions.partial_rollouts import Told
 from coordinator.transactions.prompts import QUERY, PromptRef
 from coordinator.transactions.registry import WorkerRow
-from coordinator.transactions.turns import AcceptedTurn
 from ledger.entry import amount, with_bonus
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.ids import NodeId
-from protocol.work.lease import Lease, LeaseState, is_exact
+from protocol.work.lease import Lease, LeaseState, Prefix, is_exact
 from protocol.work.messages import LeaseReply, LeaseRequest, Reason
 from protocol.work.rollout import pack_tokens
 
@@ -354,9 +353,9 @@ def _give(
         barred = standings.banned_among(connection, tellers) or registry.is_any_revoked(connection, tellers)
         fits, lease = message.continues and begun_version == version and not barred, None
         if fits and turn:
-            lease = _next_turn(turn, draw, price, terms, now_ms)
+            lease = _continue(turn.lease, turn.prefixes, draw, price, terms, now_ms)
         elif fits:
-            lease = _go_on(partials, draw, price, terms, now_ms)
+            lease = _continue_partials(partials, draw, price, terms, now_ms)
         if lease is None:
             if turn is not None:
                 turns.abandon(connection, group_no)
@@ -430,18 +429,6 @@ def _fitting(
     return begun + [GroupToLease(number, waiting[number].begun, waiting[number].begun_version) for number in picked]
 
 
-def _next_turn(turn: AcceptedTurn, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease:
-    """Return a lease of the turn after this one, with the same seed and version."""
-    change = {
-        "lease_id": draw.lease_id(),
-        "price_micros_per_mtok": price,
-        "expires_ms": now_ms + terms.timeout_ms,
-        "prefixes": turn.prefixes,
-        "context_tokens_paid": terms.context_tokens_paid(turn.lease.prompt, turn.prefixes),
-    }
-    return turn.lease.model_copy(update=change)
-
-
 def _begin(
     source: PromptRef, samples: int, version: int, draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int
 ) -> Lease:
@@ -459,7 +446,9 @@ def _begin(
     )
 
 
-def _go_on(partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int) -> Lease | None:
+def _continue_partials(
+    partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int
+) -> Lease | None:
     """Return a lease that continues partial rollouts; None if that could cost more than a new start."""
     if not partials:
         return None
@@ -469,14 +458,21 @@ def _go_on(partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms
     begun_anew = terms.max_cost_micros(price, last.lease.samples, most)
     if sum(partial.pending.amount_micros for partial in partials) + amount(left, price) > begun_anew:
         return None
+    return _continue(last.lease, last.prefixes, draw, price, terms, now_ms)
+
+
+def _continue(
+    lease: Lease, prefixes: tuple[Prefix, ...], draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int
+) -> Lease:
+    """Return a lease that continues `lease` after `prefixes`, with the same seed and version."""
     change = {
         "lease_id": draw.lease_id(),
         "price_micros_per_mtok": price,
         "expires_ms": now_ms + terms.timeout_ms,
-        "prefixes": last.prefixes,
-        "context_tokens_paid": terms.context_tokens_paid(last.lease.prompt, last.prefixes),
+        "prefixes": prefixes,
+        "context_tokens_paid": terms.context_tokens_paid(lease.prompt, prefixes),
     }
-    return last.lease.model_copy(update=change)
+    return lease.model_copy(update=change)
 
 
 def _store(

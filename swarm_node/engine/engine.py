@@ -109,9 +109,9 @@ class Engine(ABC):
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request, or raise an error if the policy cannot serve it."""
-        group = open_group(request, self._loaded(), self._version)
+        decoder = self._loaded()
         self._turns.shrink()
-        self._queue.append(group)
+        self._queue.append(open_group(request, decoder, self._version))
 
     def step(self) -> list[Answered]:
         """Admit groups, and draw a token for every running sample; return the answers of this step.

@@ -82,9 +82,9 @@ class ModelSizes(Protocol):
 
 def open_group(request: SampleRequest, model: ModelSizes, version: int | None) -> RunningGroup:
     """Return the group of a request; raise an error if the loaded model, of `version`, cannot serve it."""
+    prompt = unpack_tokens(request.prompt).tolist()
     if request.version != version:
         raise EngineFailed(f"A request for version {request.version}, while version {version} is loaded.")
-    prompt = unpack_tokens(request.prompt).tolist()
     if max(prompt) >= model.vocab_size:
         raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {model.vocab_size}.")
     if len(prompt) + request.max_new_tokens > model.positions_max:

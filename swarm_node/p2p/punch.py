@@ -77,7 +77,7 @@ class ReachReport:
 
 
 class ReachResults:
-    """The results of punching and observing, and what the coordinator has of them."""
+    """The results of punching and observing, and which of them were reported."""
 
     def __init__(self) -> None:
         self.observed: tuple[str, ...] = ()
@@ -85,10 +85,11 @@ class ReachResults:
         self._worked: dict[NodeId, bool] = {}
         self._reported: dict[NodeId, bool] = {}
         self._reported_observed: tuple[str, ...] = ()
-        self.on_news: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each new result."""
 
     @property
-    def has_news(self) -> bool:
+    def has_unreported(self) -> bool:
         """True if something was not reported yet."""
         return self.observed != self._reported_observed or bool(self._changed())
 
@@ -113,14 +114,14 @@ class ReachResults:
             del self._worked[next(iter(self._worked))]
         if worked != before:
             log.info("punched peer=%s worked=%s", name, worked)
-            self.on_news()
+            self.on_change()
 
     def record_observed(self, observed: tuple[str, ...]) -> None:
         """Record the addresses at which observers see this host."""
         if observed != self.observed:
             log.info("others see this node at %s", " and ".join(dict.fromkeys(observed)))
             self.observed = observed
-            self.on_news()
+            self.on_change()
 
     def _changed(self) -> dict[NodeId, bool]:
         return {name: worked for name, worked in self._worked.items() if self._reported.get(name) != worked}

@@ -173,8 +173,8 @@ class _Announcements:
         self.due_at = min(self.due_at, self._announced_at + self._pause_s)
         return is_new
 
-    def due_chunks(self) -> tuple[ChunkId, ...]:
-        """Return the chunks to announce now, if any, and count them as announced."""
+    def start_announcement(self) -> tuple[ChunkId, ...]:
+        """Return the chunks to announce now, and record them as announced; clear a due time at which there are none."""
         now = trio.current_time()
         if now < self.due_at:
             return ()
@@ -275,7 +275,7 @@ class _Conversation:
     def _refresh(self) -> None:
         """Handle a change in the chunks that have arrived or are expected."""
         arrivals = self._server.arrivals
-        matters = self._announcements.schedule()
+        matters = self._announcements.schedule()  # otherwise the writer is scheduled already
         for chunk in list(self._waiting):
             if chunk in arrivals.held_chunks:
                 del self._waiting[chunk]
@@ -304,7 +304,7 @@ class _Conversation:
         """Return the next frame to send before the chunk, if any."""
         if self._replies:
             return self._replies.popleft()
-        chunks = self._announcements.due_chunks()
+        chunks = self._announcements.start_announcement()
         return Have(chunks) if chunks else None
 
     def _has_turn(self) -> bool:

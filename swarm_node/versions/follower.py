@@ -63,7 +63,7 @@ class PolicyFollower:
         self.plans = plans
         self.fetcher = fetcher
         self._hint = trio.Event()
-        plans.punches.results.on_news = lambda: self._hint.set()
+        plans.punches.results.on_change = lambda: self._hint.set()
         self._changed = trio.Event()
         self._announced = 0
         self._kept: list[HeldVersion] = []
@@ -167,7 +167,7 @@ class PolicyFollower:
             return True
         if self.plans.version != manifest.version:  # it was on the disk: call the peers that this node must feed
             await self.plans.begin(manifest.version)
-        if self.plans.punches.results.has_news:
+        if self.plans.punches.results.has_unreported:
             with suppress(SwarmError):  # it is sent with the next request for a plan
                 await self.plans.report_place(manifest.version)
         return True

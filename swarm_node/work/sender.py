@@ -146,9 +146,9 @@ class Sender:
         return self._outbox.waiting(count, room_bytes, but=self._sending)
 
     async def _submit(self, chosen: dict[LeaseId, bytes]) -> SubmissionReply:
-        """Submit rollouts; if the coordinator refuses the request, store the evidence and raise its error."""
+        """Submit rollouts; if the coordinator rejects the request, store the evidence and raise its error."""
         try:
             return await self._coordinator.submit(Submission(rollouts=tuple(chosen.values())))
         except SwarmError as error:
-            await self._verdicts.record_refusal(chosen, error)
+            await self._verdicts.record_rejected_request(chosen, error)
             raise

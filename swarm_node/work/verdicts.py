@@ -3,8 +3,8 @@
 - The claims of accepted rollouts are recorded first: their ids are needed to request receipts. A rollout leaves the
   outbox last.
 - Every rejection is logged with its code and reason, and counted by the guard, which stops a node with too many. Its
-  evidence is stored first, also when a whole request is refused and its rollouts stay. If the disk is full the rollout
-  still leaves the outbox, since it would be rejected again as already judged.
+  evidence is stored before the rollout leaves the outbox, also when a whole request is rejected and its rollouts stay.
+  If the disk is full the rollout still leaves the outbox, since it would be rejected again as already judged.
 
 The guard stops a node whose work is rejected repeatedly:
 
@@ -119,14 +119,14 @@ class Guard:
 
 
 class VerdictRecorder:
-    """The verdicts of this run: their records on the disk, and what the owner sees of them."""
+    """Recorder of the coordinator's verdicts: on the disk, for the owner, and for the guard."""
 
     def __init__(self, outbox: Outbox, claims: Claims, rejections: Rejections) -> None:
         self._outbox = outbox
         self._claims = claims
         self._rejections = rejections
         self._recording = trio.Lock()
-        """Held while the answer to one request is recorded."""
+        """Held while the answer to one request, or its failure, is recorded."""
         self._has_room = True
         """True if the disk had space for the last evidence."""
         self._next_credit_line = -math.inf
@@ -164,10 +164,14 @@ class VerdictRecorder:
                 await trio.to_thread.run_sync(self._outbox.remove, lease_id)
         self._log_credit()
 
-    async def record_refusal(self, sent: Mapping[LeaseId, bytes], error: SwarmError) -> None:
-        """Store the evidence of a refused request; nothing is stored if the coordinator only cannot accept it now."""
-        if error.code in evidence.RULES:
-            async with self._recording:
+    async def record_rejected_request(self, sent: Mapping[LeaseId, bytes], error: SwarmError) -> None:
+        """Store the evidence of a rejected request; nothing is stored if the coordinator only cannot accept it now.
+
+        In both cases it waits while an earlier answer is recorded, so that the sender sees answers and failures in
+        their order.
+        """
+        async with self._recording:
+            if error.code in evidence.RULES:
                 await trio.to_thread.run_sync(self._keep_all, sent, error)
 
     def _count(self, answer: JudgedRollout) -> None:

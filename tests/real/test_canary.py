@@ -161,7 +161,7 @@ def stale(name: str) -> Callable[[str], bool]:
     ids=str,
 )
 def test_what_stays_of_a_distant_version_is_found(version: Path, later: Path, name: str, dtype: torch.dtype) -> None:
-    """In bf16 one layer of 30 is less than the noise; versions 16 updates of 1e-5 apart cannot be told at all."""
+    """One layer of 30 is less than the noise in bf16; versions 16 updates of 1e-5 apart cannot be told at all."""
     before: Any = Generic(version, torch.device("cpu"), dtype)
     model: Any = Generic(later, torch.device("cpu"), dtype)
     model.numerics = f"torch/{'bf16' if dtype == torch.bfloat16 else 'fp32'}/cpu"

@@ -193,20 +193,22 @@ def test_others_import_from_a_package_what_it_names() -> None:
     for name in product_imports():
         if name.count(".") > 1:
             modules[package_of(name)].add(name.split(".", 2)[2])
-    problems = []
+    problems, hidden_programs = [], set[str]()
     outside = imported_from_outside()
     for package, names in modules.items():
         used, face = outside[package], declared(package)
         if face is None:
             hidden = len([name for name in names if not any(f"{each}.".startswith(f"{name}.") for each in used)])
             hides = hidden >= 3 and hidden >= HIDDEN_SHARE * len(names)
-            if hides and package not in PROGRAMS:
+            if hides and package in PROGRAMS:
+                hidden_programs.add(package)
+            elif hides:
                 problems.append(f"{package}: name in __all__ what others import: {sorted(used)}")
-            elif package in PROGRAMS and not hides:
-                problems.append(f"{package}: hides too little to be in PROGRAMS")
             continue
         problems += [f"{used[name]}: {package} does not name {name} in __all__" for name in sorted(set(used) - face)]
         problems += [f"{package}: nobody imports {name}" for name in sorted(face & names - set(used))]
+    needless = sorted(set(PROGRAMS) - hidden_programs)
+    problems += [f"{each}: remove from PROGRAMS; it is gone, has __all__ or hides too little" for each in needless]
     report(problems)
 
 

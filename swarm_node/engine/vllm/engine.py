@@ -161,7 +161,8 @@ class VllmEngine:
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request, or raise an error if the policy cannot serve it."""
-        group = VllmGroup(request, open_group(request, self._loaded(), self._version).prompt)
+        prompt = open_group(request, self._loaded(), self._version).prompt  # for its checks
+        group = VllmGroup(request, prompt)
         self._groups[request.request_id] = group
         self._begin(group)
 

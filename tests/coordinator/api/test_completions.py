@@ -460,10 +460,10 @@ async def idling(served: Served, *nodes: NodeKey) -> list[asyncio.Task[tuple[Lea
 
 async def next_held(served: Served, node: NodeKey) -> asyncio.Task[tuple[Lease, ...]]:
     """Let a node answer all groups; return its next request, which is held."""
-    others = len(served.round.waiting.nodes)
+    others = len(served.round.waiting.idle_nodes)
     while True:
         asked = asyncio.create_task(served.lease(node))
-        while not asked.done() and len(served.round.waiting.nodes) == others:  # noqa: ASYNC110 - it is on its way
+        while not asked.done() and len(served.round.waiting.idle_nodes) == others:  # noqa: ASYNC110 - it is on its way
             await asyncio.sleep(0.01)
         if not asked.done():
             return asked
@@ -547,7 +547,7 @@ async def test_a_refused_query_leaves_the_idle_node_where_it_was(patient: Served
     poor = await make_key(patient, budget_micros=1)
     for key, status in (("es-guessed", 401), (poor, 429)):
         assert (await refused(patient, key))[0] == status
-    assert len(patient.round.waiting.nodes) == 1
+    assert len(patient.round.waiting.idle_nodes) == 1
     rich = await patient.round.database.run(api_keys.make, "rich", 10**6, now_ms=now_ms())
     waiting = asyncio.create_task(ask(patient, rich))
     (lease,) = await idle
@@ -563,7 +563,7 @@ async def test_a_query_whose_idle_node_hangs_up_meanwhile_goes_to_the_next(patie
         while patient.round.database.waiting < 1:  # noqa: ASYNC110 - it is on its way
             await asyncio.sleep(0.01)
         gone.cancel()
-        while len(patient.round.waiting.nodes) > 1:  # noqa: ASYNC110 - its server has to see it
+        while len(patient.round.waiting.idle_nodes) > 1:  # noqa: ASYNC110 - its server has to see it
             await asyncio.sleep(0.01)
     (lease,) = await stays
     await patient.submit(nodes[1], echoed(patient, nodes[1], lease))

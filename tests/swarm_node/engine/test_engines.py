@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from protocol.errors import EngineFailed
+from protocol.errors import EngineFailed, TokensInvalid
 from protocol.work.rollout import unpack_tokens
 from protocol.work.sampling import pick, uniform_table, uniforms
 from swarm_node.engine import engine as sampling_loop
@@ -186,6 +186,11 @@ def test_requests_may_come_and_be_cancelled_while_others_run(make: Make, policy:
 def test_a_request_for_another_version_is_refused(engine: Engine) -> None:
     with pytest.raises(EngineFailed, match="version 2, while version 1"):
         sample(engine, asked(PROMPTS[0], version=2))
+
+
+def test_a_malformed_prompt_is_refused_as_such_whatever_its_version(engine: Engine) -> None:
+    with pytest.raises(TokensInvalid, match="7 bytes are not an array"):
+        sample(engine, asked(PROMPTS[0], version=2).model_copy(update={"prompt": bytes(7)}))
 
 
 def test_nothing_is_swapped_while_samples_are_drawn(make: Make, policy: Path) -> None:

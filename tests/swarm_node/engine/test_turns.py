@@ -1,17 +1,20 @@
 """A turn of an episode: a continuation of at most `turn_tokens_max` tokens, with the tokens of a whole sample."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protocol.errors import EngineFailed
 from protocol.policy.manifest import Sampler
 from protocol.work.fragment import Finish
 from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
+from swarm_node.engine.turn_cache import KEPT_S
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 from tests.swarm_node.engine.conftest import Make
 
@@ -192,6 +195,17 @@ def test_no_row_outlives_its_version(make: Make, policy: Path, tmp_path: Path) -
     engine.measured()
     sample(engine, second)
     assert engine.measured().prompt_tokens == sum(20 + len(one.tokens) // 4 + 3 for one in answers)
+
+
+def test_old_rows_are_dropped_before_a_request_is_refused(make: Make, policy: Path) -> None:
+    engine = loaded(make, policy)
+    request = asked(PROMPTS[3], 5, turn_tokens_max=6, max_new_tokens=64)
+    sample(engine, request)
+    assert len(engine._turns) == 5
+    engine._turns._now = lambda: time.monotonic() + 2 * KEPT_S
+    with pytest.raises(EngineFailed, match="not one for each sample"):
+        engine.add(request.model_copy(update={"prefixes": (Prefix(tokens=b"", finish=""),)}))
+    assert len(engine._turns) == 0
 
 
 @pytest.mark.parametrize("where", ["save", "resume"])

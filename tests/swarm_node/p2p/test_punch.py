@@ -62,12 +62,15 @@ async def test_two_that_dial_each_other_at_once_have_one_connection_and_feed_eac
         assert report.failures == []
         assert [len(host._connections()) for host in (it, me)] == [1, 1]
         assert me.dials.take_report() == ([], []), "who was punched is not known to be dialable"
-        await until("both to know that it worked", lambda: it.punches.results.has_news and me.punches.results.has_news)
+        await until(
+            "both to know that it worked",
+            lambda: it.punches.results.has_unreported and me.punches.results.has_unreported,
+        )
         assert it.punches.results.report() == ReachReport(punched=(me.node_id,))
         assert me.punches.results.report() == ReachReport(punched=(it.node_id,))
         me.punches.results.confirm(me.punches.results.report())
         assert me.punches.results.report() == ReachReport()
-        assert not me.punches.results.has_news
+        assert not me.punches.results.has_unreported
 
 
 @pytest.mark.parametrize("begins", [True, False])
@@ -111,13 +114,13 @@ async def test_a_punched_connection_that_is_lost_is_made_again() -> None:
 async def test_an_observer_says_where_it_sees_the_listening_port() -> None:
     async with node(1, stall) as observer, node(2, stall) as other, node(3, stall) as me:
         me.punches.follow([], [as_peer(observer), as_peer(other)])
-        await until("both answers", lambda: me.punches.results.has_news)
+        await until("both answers", lambda: me.punches.results.has_unreported)
         assert me.punches.results.observed == 2 * me.addresses
         me.punches.results.confirm(me.punches.results.report())
         me.punches.follow([], [as_peer(observer), as_peer(other)])  # over the connections that there are
         await wait_all_tasks_blocked(0.1)
         assert [len(host._connections()) for host in (observer, other, me)] == [1, 1, 2]
-        assert not me.punches.results.has_news
+        assert not me.punches.results.has_unreported
 
 
 async def test_an_observer_to_whom_there_is_a_connection_is_asked_over_another_one() -> None:
@@ -137,7 +140,7 @@ async def test_an_observer_that_never_answers_costs_nothing() -> None:
             me.punches.follow([], [Peer(peer_id=NodeKey(key(9)).node_id, address=address, kind="seeder")])
             await wait_all_tasks_blocked(0.1)
             assert me.punches.results.observed == ()
-            assert not me.punches.results.has_news
+            assert not me.punches.results.has_unreported
 
 
 def strangers(count: int, address: Callable[[int], str]) -> list[Peer]:

@@ -1,6 +1,7 @@
 """A finished rollout is sent before other requests, a turn beside them, and all requests share the limits of one."""
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,13 +93,27 @@ class HeldRejections(Rejections):
         super().record(lease_id, envelope, evidence)
 
 
+class HeldClaims(Claims):
+    """Claims that are stored once `go_on` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def add(self, envelopes: Iterable[bytes]) -> list[str]:
+        self.go_on.wait()
+        return super().add(envelopes)
+
+
 class Sending:
     """A sender with its outbox, and a coordinator that holds its requests."""
 
     def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
         self.coordinator, self.outbox = HoldingCoordinator(), Outbox(folder / "outbox")
         self.rejections = HeldRejections(folder / "refusals")
-        self.verdicts = VerdictRecorder(self.outbox, Claims(folder / "claims"), self.rejections)
+        self.claims = HeldClaims(folder / "claims")
+        self.verdicts = VerdictRecorder(self.outbox, self.claims, self.rejections)
         self.sender = Sender(cast(Any, self.coordinator), self.outbox, self.verdicts)
         nursery.start_soon(self.sender.run, self._no_turns)
         self._key, self._count = NodeKey(bytes(32)), 0
@@ -163,6 +178,26 @@ async def test_the_evidence_of_requests_refused_together_is_stored_one_after_the
         assert begun == 1
         await settled()
         assert len(list(sending.rejections)) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_after_a_failure_no_turn_is_sent_beside_though_an_older_answer_is_recorded_later(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        sending = Sending(tmp_path, nursery)
+        await sending.store()
+        assert await sending.store(turn=True) == [1, 1]
+        sending.claims.go_on.clear()
+        try:
+            sending.coordinator.answer()
+            await wait_all_tasks_blocked(cushion=0.1)
+            sending.coordinator.error = Unreachable("away")
+            sending.coordinator.answer()
+            await wait_all_tasks_blocked(cushion=0.1)
+        finally:
+            sending.claims.go_on.set()
+        assert await sending.under_way() == [1], "the turn is sent again"
+        assert sending.verdicts.counts == {"accepted": 1}
+        assert await sending.store(turn=True) == [1]
         nursery.cancel_scope.cancel()
 
 

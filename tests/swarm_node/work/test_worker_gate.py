@@ -130,7 +130,7 @@ async def test_an_expired_lease_goes_back_unbegun(autojump_clock: MockClock) -> 
 
 async def test_leases_that_cannot_be_met_at_the_measured_rate_go_back_and_the_others_are_begun() -> None:
     world = World(leases=4)
-    world.tokens_per_s = 1.0
+    world.speed = 1.0
     world.expires_ms = 2_000  # one sample of a token each, at a token a second
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.run)

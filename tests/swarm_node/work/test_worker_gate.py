@@ -145,3 +145,4 @@ async def test_a_lease_below_the_owners_floor_goes_back(autojump_clock: MockCloc
     world.price_floor = 2
     assert await world.run() == ["load v1", "lease v1", "back 0 1 2 3", "lease v1"]
     assert "your minimum is 2" in world.offers.no_work
+    assert world.offers.last_price_micros_per_mtok is None, "the price of a lease that is not accepted counts nowhere"

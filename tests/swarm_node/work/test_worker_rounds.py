@@ -185,7 +185,7 @@ async def test_another_order_has_the_engine_after_the_running_groups_and_no_leas
 
 
 async def test_a_round_is_new_until_its_first_load_has_ended() -> None:
-    """It is not measured before: in the order of rounds it would come last, and lose the engine that it waited for."""
+    """A round in its first load is not measured: if it came last in the order, it would lose the engine to another."""
     rounds = Rounds(4, 4)
     second, seen = rounds.worlds[1], list[bool]()
     second.on_note["load v1"] = lambda: seen.append(second.engine.is_new)

@@ -301,6 +301,9 @@ NONCE_BYTES = 16
 PRICE_DEFAULT_MICROS_PER_MTOK = 10**6
 """The price that `join` asks if the owner sets none: one of the round's unit."""
 
+EXACT_BONUS_MAX = 1
+"""The largest addition to a node's price for exact work, as a share of it. No lease pays a node more than that."""
+
 PRICE_MAX_MICROS_PER_MTOK = 10**12
 """A million units per million tokens: above any market, and far from overflowing 64 bits when multiplied."""
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import trio
 
 from protocol.errors import SwarmError
+from protocol.limits import EXACT_BONUS_MAX
 from protocol.text.money import CREDITS
 from swarm_node.allowance.governor import Governor
 from swarm_node.allowance.round_gate import RoundGate
@@ -26,7 +27,7 @@ from swarm_node.base.clock import now_ms
 from swarm_node.base.waiting import first_of
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import round_folder
-from swarm_node.doctor.forecast import find_speed, record_speed
+from swarm_node.doctor.forecast import record_speed
 from swarm_node.engine.card_engine import EngineCard
 from swarm_node.engine.client import Choose
 from swarm_node.engine.pool import EnginePool, open_pool
@@ -231,7 +232,8 @@ class AgentRound:
         self.agent: Agent | None = None
         self.error: SwarmError | None = None
         """Reason why the agent left this round."""
-        self._speed = 0.0
+        self._first_speed = 0.0
+        """Tokens per second when the first load of this run had ended; 0 before."""
         self.gate = parts.governor.open_round(self.join)
         self.opened, self.ended = trio.Event(), trio.Event()
         """Set when the parts exist, and when the round has ended for this agent; both in any case."""
@@ -281,7 +283,6 @@ class AgentRound:
             reporter = ProgressReporter(me.coordinator, me.key, self.join.round_id)
             worker = self._open_worker(me, outbox, sender, reporter)
             pulse = Pulse(me, worker)
-            self._speed = last_run.tokens_per_s if (last_run := find_speed(me.folder)) else 0.0
             self.agent = Agent(me, pulse, worker, engine, verdicts, outbox, notices, governor, gate, now_ms())
             self.opened.set()
             try:
@@ -359,18 +360,30 @@ class AgentRound:
         return self._turn.is_mine
 
     def pay(self) -> RoundPay:
-        """Return what this round pays; its speed stays the first that is known, so that the order does not waver."""
+        """Return what this round pays."""
         if self.agent is None:
             return RoundPay(CREDITS.name, self.member.price_micros_per_mtok)
         worker = self.agent.worker
-        self._speed = self._speed or worker.tokens_per_s
         price = worker.offers.last_price_micros_per_mtok
         return RoundPay(
             unit=self.agent.member.policies.unit.name,
             price_micros_per_mtok=self.member.price_micros_per_mtok if price is None else price,
-            tokens_per_s=self._speed,
+            tokens_per_s=worker.tokens_per_s,
             is_new=worker.engine.is_new,
         )
+
+    def pay_for_order(self) -> RoundPay:
+        """Return the pay that orders the rounds.
+
+        The speed is the first of this run, so that the order does not waver. The price is at most the node's own with
+        the largest bonus: no round pays more, whatever its leases name.
+        """
+        pay = self.pay()
+        if not pay.is_new:
+            self._first_speed = self._first_speed or pay.tokens_per_s
+        highest = self.member.price_micros_per_mtok * (1 + EXACT_BONUS_MAX)
+        price = min(pay.price_micros_per_mtok, highest)
+        return pay._replace(price_micros_per_mtok=price, tokens_per_s=self._first_speed)
 
     def earnings(self) -> RunEarnings:
         """Return the totals of this run."""
@@ -412,7 +425,7 @@ class AgentRounds:
         if not best_paid_first:
             return tuple(range(len(self.all)))
         going_on = [number for number, one in enumerate(self.all) if not one.ended.is_set()]
-        best = order_by_pay([self.all[number].pay() for number in going_on])
+        best = order_by_pay([self.all[number].pay_for_order() for number in going_on])
         ended = (number for number, one in enumerate(self.all) if one.ended.is_set())
         return (*(going_on[place] for place in best), *ended)
 

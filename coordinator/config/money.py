@@ -7,6 +7,7 @@ from pydantic import Field
 
 from coordinator.config.section import Section
 from ledger.entry import with_bonus
+from protocol import limits
 
 
 class MarketSection(Section):
@@ -17,7 +18,7 @@ class MarketSection(Section):
     exact_bonus: float = Field(
         0.0,
         ge=0,
-        le=1,
+        le=limits.EXACT_BONUS_MAX,
         description="addition to a node's price once the round's auditor repeats its work to the bit, as a share of it",
     )
     context_share: float = Field(

@@ -2,8 +2,9 @@
 
 - The page itself has no data of any key. Its script asks for them with the key or the operator's token that the visitor
   pastes, keeps it in the input field alone, and writes it to no storage.
-- An API key shows its own usage (`GET /v1/usage`); anything else is sent as the operator's token, which shows all keys
-  (`GET /v1/operator/keys`).
+- An API key shows its own usage (`GET /v1/usage`), and the operator's token all keys (`GET /v1/operator/keys`). Text of
+  another form is not sent: it may be a secret of another service.
+- What is announced to screen readers (`said`, `mistake`) is outside of the results, which are hidden at first.
 """
 
 from coordinator.pages.layout import document
@@ -11,6 +12,7 @@ from coordinator.pages.site import Site
 from protocol.text.html import Markup, el
 
 LEAD = "Paste your API key to see what it has spent and what is left. The operator's token shows all keys."
+FORGETS = "This page forgets it when you leave. If your browser offers to save it, decline."
 
 
 def render(site: Site) -> str:
@@ -37,20 +39,20 @@ def _form() -> Markup:
             el("button", "Show", id="show"),
         ),
         el("p", plain, class_="notice", id="plain", hidden=True),
-        el("p", "This page forgets it when you leave.", class_="soft"),
+        el("p", FORGETS, class_="soft"),
         el("noscript", el("p", commands, class_="bad")),
         id="form",
     )
 
 
-def _results() -> tuple[Markup, Markup]:
-    return el(
+def _results() -> tuple[Markup, ...]:
+    shown = el(
         "section",
         el("h2", "", id="whose"),
         el("dl", class_="facts", id="figures"),
         el("div", id="keys"),
-        el("p", "", id="said", role="status", class_="soft"),
         id="usage",
         aria_labelledby="whose",
         hidden=True,
-    ), el("p", "", id="mistake", role="alert")
+    )
+    return shown, el("p", "", id="said", role="status", class_="soft"), el("p", "", id="mistake", role="alert")

@@ -127,7 +127,7 @@ def limits(
         return
     values = current.model_dump()
     for name, field in settings.Limits.model_fields.items():
-        typer.echo(f"{name:<14} {json.dumps(values[name]):<16} {field.description}")
+        typer.echo(f"{name:<15} {json.dumps(values[name]):<16} {field.description}")
     typer.echo(str(home / settings.FILE))
     if not (home / identity.FILE).exists():
         typer.echo(

@@ -66,10 +66,16 @@ class EnginePool:
         """Name of the engine; empty before the first policy."""
         return next((engine.client.name for engine in self._engines if engine.client.name), "")
 
-    @property
-    def tokens_per_s(self) -> float:
-        """The sum of the speeds of all cards that may work, each as last measured."""
-        return sum(engine.tokens_per_s for engine in self._working() or self._engines)
+    def speed_with(self, choose: Choose | None = None) -> float:
+        """Return the sum of the last speeds of all cards that may work, with the policies that `choose` was loaded for.
+
+        A card that was not measured with them counts like the mean of the others: it may have rested at the time.
+        """
+        is_loaded = self._target is not None and self._target.choose == choose
+        used = [engine for engine in self._engines if not engine.card.left_out]
+        cards = [card for card in used if card.permit.may_work and not (is_loaded and self._is_barred(card))] or used
+        known = [speed for card in cards if (speed := card.speeds.get(choose, 0.0))]
+        return sum(known) * len(cards) / len(known) if known else 0.0
 
     @property
     def starts(self) -> int:
@@ -376,8 +382,8 @@ class EnginePool:
                     requests = await target.warm_up.requests(engine.client, target.version)
                     measured = await measure(engine.client, requests, at_once=target.warm_up.groups)
                     engine.tokens_per_s = measured.tokens_per_s
-                    engine.speeds[target.choose] = engine.tokens_per_s
                     log.info("measured the throughput of %s tokens_per_s=%.0f", engine.label, engine.tokens_per_s)
+                engine.speeds[target.choose] = engine.tokens_per_s
             except SwarmError as error:
                 self._fail(engine, error, target)
             else:

@@ -105,7 +105,7 @@ def _round(row: dict[str, Any]) -> str:
         doing = f"waiting{f': {why}' if why else ''}"
     unit = parse_unit(row["unit"])
     earned = f"{row['accepted']:,} accepted, {unit.amount(row['credit_micros'])} in this run"
-    return f"{row['coordinator']}: {doing}; {earned}{_pay(row, unit)}"
+    return f"{row['coordinator']}: {doing}; {earned}{'' if row['ended'] else _pay(row, unit)}"
 
 
 def _pay(row: dict[str, Any], unit: Unit) -> str:

@@ -54,7 +54,7 @@ class LeaseOffers:
         self.no_work = ""
         """Reason why there is no work, from the coordinator's reply or its offer; empty if there is work."""
         self.last_price_micros_per_mtok: int | None = None
-        """Price of the lease that was offered last; None before the first."""
+        """Price of the lease that was accepted last; None before the first."""
 
     async def request(self, request: LeaseRequest) -> LeaseReply:
         """Request leases; raise an error if the coordinator offers others than this node requested."""
@@ -66,8 +66,6 @@ class LeaseOffers:
         ):
             await self._leases.return_leases(sorted(new))
             raise LeaseClosed("The coordinator offers leases that this node did not ask for, or one of them twice.")
-        if reply.leases:
-            self.last_price_micros_per_mtok = reply.leases[-1].price_micros_per_mtok
         return reply
 
     async def accept(self, offered: Sequence[Lease]) -> tuple[Lease, ...]:
@@ -96,6 +94,7 @@ class LeaseOffers:
         if self._gate.decision.at_once:  # since then: they were not open, so `Worker.return_open` left them out
             await self._leases.return_leases(lease_ids)
             return ()
+        self.last_price_micros_per_mtok = offer.begun[-1].price_micros_per_mtok
         return offer.begun
 
     def record_no_work(self, reason: Reason, *, turn_due: bool) -> None:

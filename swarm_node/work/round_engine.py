@@ -3,7 +3,7 @@
 - An agent in several rounds has one engine. Once another round has acquired it, nothing of this round is loaded.
 - The files of the version in the engine, and of the one being loaded, are kept (`hold_versions`).
 - The first load shows the class of numerics, without which no lease can be requested.
-- Rounds may have models of different speeds: a round's speed is measured while its own version is in the engine.
+- Rounds may have models of different speeds: the cards remember that of each round (`EnginePool.speed_with`).
 """
 
 import logging
@@ -32,9 +32,8 @@ class RoundEngine:
         self._last_loaded: HeldVersion | None = None
         self._changes_at_load = 0
         """Value of `turn.changes` when that was loaded."""
-        self._tokens_per_s = 0.0
         self.is_new = True
-        """True until a version of this round is loaded for the first time, also if that fails."""
+        """True until the first load of a version of this round has ended, with or without success."""
         self.numerics = ""
         """Class of numerics; empty before the first load."""
         self.continues = False
@@ -57,22 +56,21 @@ class RoundEngine:
 
     @property
     def tokens_per_s(self) -> float:
-        """The speed with this round's model, as measured when it was in the engine; 0 before the first measurement."""
-        if self.loaded:
-            self._tokens_per_s = self.pool.tokens_per_s
-        return self._tokens_per_s
+        """The speed with this round's model, of the cards that may work now; 0 before the first measurement."""
+        return self.pool.speed_with(self._choose)
 
     async def load(self, policy: HeldVersion) -> bool:
         """Load a version; return False if it became too old before it could be loaded."""
         if not self._policies.hold_versions(policy, self.loaded):
             return False
         self._last_loaded = None
-        self.is_new = False
         self._changes_at_load = self.turn.changes
         warm_up = SampleWork.first(policy.manifest.task, policy.manifest.sampler)
-        loaded = await self.pool.load(policy.folder, policy.manifest.version, warm_up, self._choose)
+        try:
+            loaded = await self.pool.load(policy.folder, policy.manifest.version, warm_up, self._choose)
+        finally:
+            self.is_new = False
         self._last_loaded, self.numerics, self.continues = policy, loaded.numerics, loaded.continues
-        self._tokens_per_s = self.pool.tokens_per_s
         self._policies.hold_versions(policy)
         self._policies.milestones.passed(policy.manifest.version, "loaded")
         update = policy.manifest.update

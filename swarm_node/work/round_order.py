@@ -2,8 +2,9 @@
 
 - An hour's pay is the price of the last lease, or else the node's own, times the speed of this machine with the round's
   model. Without a speed a round comes after those that have one.
-- A round that was never in the engine comes first, until its first load has measured it or failed: otherwise a busy
-  round would keep all others from being measured.
+- A round that was not in the engine in this run comes first in its unit, until its first load has measured it or
+  failed: otherwise a busy round would keep the others from being measured. Speeds of earlier runs do not count: cards
+  and engine may have changed.
 - Amounts of different units are not compared: units come in the order in which the owner's list names them first.
 - Rounds that pay the same stay in the order of the owner's list.
 """
@@ -24,7 +25,7 @@ class RoundPay(NamedTuple):
     tokens_per_s: float = 0.0
     """The speed of this machine with the round's model; 0 if it was not measured."""
     is_new: bool = False
-    """True until a version of the round was loaded, or could not be."""
+    """True until a version of the round was loaded in this run, or could not be."""
 
     @property
     def hour_micros(self) -> int | None:
@@ -44,7 +45,6 @@ def order_by_pay(rounds: Sequence[RoundPay]) -> tuple[int, ...]:
 
     def key(number: int) -> tuple[int, bool, float, int]:
         pay = rounds[number]
-        is_unmeasured_yet = pay.is_new and pay.hour_micros is None
-        return units.index(pay.unit), not is_unmeasured_yet, -(pay.hour_micros or 0), number
+        return units.index(pay.unit), not pay.is_new, -(pay.hour_micros or 0), number
 
     return tuple(sorted(range(len(rounds)), key=key))

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -126,26 +127,26 @@ def test_nodes_follow_the_work_of_three_rounds_and_three_ledgers_stay_apart(
 
 
 @pytest.mark.slow
-def test_a_node_works_for_the_best_paid_of_its_rounds_and_shows_what_each_pays(
+def test_a_node_that_works_for_the_best_paid_of_its_rounds_measures_each_and_shows_what_it_pays(
     swarm: Swarm, rounds: list[tuple[Coordinator, Operator]]
 ) -> None:
-    """Both rounds always have work; by its last run, this machine is faster with the model of the later one."""
+    """Both rounds always have work; by an earlier run, this machine is slow with the model of the later one."""
     (_, _), (second, _), (third, _) = rounds
     home = swarm.folder / "rich"
-    for coordinator, tokens_per_s in ((second, 1.0), (third, 1000.0)):
-        folder = round_folder(home, parse(coordinator.join_string))
-        folder.mkdir(parents=True)
-        record_speed(folder, tokens_per_s, now_ms())
+    folder = round_folder(home, parse(third.join_string))
+    folder.mkdir(parents=True)
+    record_speed(folder, 0.001, now_ms())
     said(swarm, "swarm-node", "limits", "--home", str(home), "--best-paid-first")
     rich = join(swarm, "rich", second.join_string, third.join_string)
     me = node_id_of(rich)
-    until("the third round to have work of it", lambda: accepted(third).get(me, 0) > 0)
-    other, own = accepted(second).get(me, 0), accepted(third)[me]
-    until("the third round to have more work of it", lambda: accepted(third)[me] > own + 8)
-    assert accepted(second).get(me, 0) == other, "the first in the list has work, too"
-    shown = json.loads(said(swarm, "swarm-node", "status", "--home", str(home), "--json"))["rounds"]
-    assert [row["coordinator"] for row in shown] == [second.url, third.url], "the list stays the owner's"
-    assert 0 < 900 * shown[0]["hour_micros"] < shown[1]["hour_micros"]
+
+    def shown() -> list[dict[str, Any]]:
+        state = json.loads(said(swarm, "swarm-node", "status", "--home", str(home), "--json"))
+        return cast(list[dict[str, Any]], state["rounds"])
+
+    until("both rounds to be measured", lambda: all(row.get("hour_micros") for row in shown()))
+    assert [row["coordinator"] for row in shown()] == [second.url, third.url], "the list stays the owner's"
+    other = accepted(second).get(me, 0)
     said(swarm, "swarm-node", "limits", "--home", str(home), "--listed-first")
     until("the second round to have work of it", lambda: accepted(second).get(me, 0) > other)
     rich.interrupt()

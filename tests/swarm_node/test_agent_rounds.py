@@ -24,6 +24,7 @@ from swarm_node.coordinator_api.join_string import parse
 from swarm_node.member import MemberSettings
 from swarm_node.work.engine_turn import EngineTurns
 
+OWN_PRICE = 3_000_000
 A, B = (parse(f"http://127.0.0.1:{port}#{letter * 64}") for port, letter in ((7, "a"), (9, "b")))
 
 
@@ -44,7 +45,7 @@ class Played(AgentRound):
     def __init__(
         self, turns: EngineTurns, number: int, home: Path, act: Callable[[], Awaitable[object]], engine: Engine
     ) -> None:
-        member = MemberSettings(join=(A, B)[number], home=home, name="n", price_micros_per_mtok=0)
+        member = MemberSettings(join=(A, B)[number], home=home, name="n", price_micros_per_mtok=OWN_PRICE)
         governor = Governor(home, UploadCounter(home, lambda: datetime.now(UTC)))
         parts = AgentParts(cast(Any, None), cast(Any, None), governor, cast(Any, engine))
         super().__init__(parts, turns.turn_of(number), RoundChoice(member, cast(Any, None)))
@@ -111,6 +112,13 @@ def test_the_same_round_twice_is_refused_before_anything_starts(tmp_path: Path) 
     assert last_round.find_last(tmp_path) is None
 
 
+def test_the_values_of_all_limits_stand_in_one_column(tmp_path: Path) -> None:
+    lines = CliRunner().invoke(app, ["limits", "--home", str(tmp_path)]).output.splitlines()
+    shown = [line for line in lines if line.partition(" ")[0] in Limits.model_fields]
+    assert len(shown) == len(Limits.model_fields)
+    assert len({len(line) - len(line.partition(" ")[2].lstrip()) for line in shown}) == 1
+
+
 @pytest.mark.trio
 async def test_a_round_that_ends_while_others_go_on_frees_the_memory_if_it_has_the_engine(tmp_path: Path) -> None:
     async def end() -> None:
@@ -143,13 +151,15 @@ async def test_a_round_that_works_is_shown_before_one_that_rests_or_has_ended(tm
         assert rounds.shown() is first, "the other has ended"
 
 
-def working(turns: EngineTurns, number: int, home: Path, *, price: int, tokens_per_s: float, is_new: bool) -> Played:
-    """A round whose last lease had a price, and in which this machine has a speed."""
+def working(
+    turns: EngineTurns, number: int, home: Path, *, price: int | None, tokens_per_s: float, is_new: bool
+) -> Played:
+    """A round whose last accepted lease had a price, and in which this machine has a speed."""
     one = Played(turns, number, home, bug, Engine())
     worker = SimpleNamespace(
         tokens_per_s=tokens_per_s,
         engine=SimpleNamespace(is_new=is_new),
-        offers=SimpleNamespace(last_price_micros_per_mtok=price or None),
+        offers=SimpleNamespace(last_price_micros_per_mtok=price),
     )
     member = SimpleNamespace(policies=SimpleNamespace(unit=CREDITS))
     one.agent = cast(Any, SimpleNamespace(worker=worker, member=member, round_row=lambda: {"phase": "idle"}))
@@ -167,6 +177,7 @@ async def test_the_best_paid_round_is_first_only_if_the_owner_wants_it(tmp_path:
         assert rounds.order(best_paid_first=True) == (1, 0)
         cast(Any, slow.agent).worker.tokens_per_s = 1000.0
         assert rounds.order(best_paid_first=True) == (1, 0), "a speed that wavers changes no order"
+        assert slow.pay().tokens_per_s == 1000.0, "but is shown"
         cast(Any, slow.agent).worker.offers.last_price_micros_per_mtok = 6_000_000
         assert rounds.order(best_paid_first=True) == (0, 1), "a price that rises does"
         slow.ended.set()
@@ -174,12 +185,36 @@ async def test_the_best_paid_round_is_first_only_if_the_owner_wants_it(tmp_path:
 
 
 @pytest.mark.trio
+async def test_a_lease_with_an_absurd_price_does_not_put_its_round_first(tmp_path: Path) -> None:
+    """No round pays a node more than its own price with the largest bonus, and a claim comes long after the lease."""
+    turns = EngineTurns()
+    absurd = working(turns, 0, tmp_path, price=10**12, tokens_per_s=10.0, is_new=False)
+    honest = working(turns, 1, tmp_path, price=OWN_PRICE, tokens_per_s=21.0, is_new=False)
+    async with trio.open_nursery() as nursery:
+        rounds = AgentRounds([absurd, honest], nursery)
+        assert rounds.order(best_paid_first=True) == (1, 0)
+
+
+@pytest.mark.trio
+async def test_the_speed_that_orders_a_round_is_that_of_its_whole_first_load(tmp_path: Path) -> None:
+    turns = EngineTurns()
+    new = working(turns, 0, tmp_path, price=OWN_PRICE, tokens_per_s=1.0, is_new=True)
+    other = working(turns, 1, tmp_path, price=OWN_PRICE, tokens_per_s=10.0, is_new=False)
+    async with trio.open_nursery() as nursery:
+        rounds = AgentRounds([new, other], nursery)
+        assert rounds.order(best_paid_first=True) == (0, 1)
+        worker = cast(Any, new.agent).worker
+        worker.tokens_per_s, worker.engine.is_new = 40.0, False
+        assert rounds.order(best_paid_first=True) == (0, 1), "the first card alone was slower"
+
+
+@pytest.mark.trio
 async def test_the_owner_sees_what_each_round_pays(tmp_path: Path) -> None:
     turns = EngineTurns()
     known = working(turns, 0, tmp_path, price=2_000_000, tokens_per_s=10.0, is_new=False)
-    unknown = working(turns, 1, tmp_path, price=0, tokens_per_s=0.0, is_new=True)
+    unknown = working(turns, 1, tmp_path, price=None, tokens_per_s=0.0, is_new=True)
     assert known.pay().to_json() == {"price_micros_per_mtok": 2_000_000, "hour_micros": 72_000}
-    assert unknown.pay().to_json() == {"price_micros_per_mtok": 0, "hour_micros": None}, "the node's own price"
+    assert unknown.pay().to_json() == {"price_micros_per_mtok": OWN_PRICE, "hour_micros": None}, "the node's own price"
 
 
 @pytest.mark.trio

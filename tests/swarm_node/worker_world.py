@@ -80,7 +80,7 @@ class World:
         self.kept = set[str]()
         self.asked: list[LeaseRequest] = []
         self._engine: deque[SampleRequest] = deque()
-        self.tokens_per_s, self.cards_ready = 1.0, 1
+        self.speed, self.cards_ready = 1.0, 1
         self.price_floor = 0
         everything = cast(Any, self)
         self.engine = RoundEngine(everything, EngineTurns().turn_of(0), everything)
@@ -202,6 +202,9 @@ class World:
 
     def forget(self, lease_id: str) -> None:
         pass
+
+    def speed_with(self, choose: object) -> float:
+        return self.speed
 
     async def load(self, folder: Path, version: int, warm_up: SampleWork, choose: object = None) -> Loaded:
         assert not self._engine

@@ -2,9 +2,12 @@
 //
 // - The secret is in the input field alone: in no storage, no address and no cookie. Leaving the page clears it, also in the
 //   copy of the page that a browser keeps for the "back" button.
+// - Text that has the form of neither is not sent: it may be a secret of another service.
 // - Names of keys are text: no markup is built from data.
+// - "Now" is the coordinator's clock, by the reply: that of the visitor's machine may be wrong.
 
-const KEY_PREFIX = "es-";
+const API_KEY = /^es-[\x21-\x7e]+$/;
+const TOKEN = /^[0-9a-f]{64}$/;
 const MICRO_DECIMALS = 6;
 const UNKNOWN = "This is neither an API key of this round nor the operator's token. API keys begin with es-.";
 
@@ -36,15 +39,15 @@ function ago(duration_ms) {
   return `${Math.floor(Math.max(0, duration_ms) / 1000)}\u202fs ago`;
 }
 
-function lastUse(key) {
+function lastUse(key, now_ms) {
   if (key.used_ms === null) return key.answered_queries ? "not known" : "never"; // older than its record
-  return ago(Date.now() - key.used_ms);
+  return ago(now_ms - key.used_ms);
 }
 
-function state(key) {
+function state(key, now_ms) {
   if (key.revoked_ms) return `revoked ${day(key.revoked_ms)}`;
   if (!key.expires_ms) return "";
-  return key.expires_ms <= Date.now() ? `expired ${day(key.expires_ms)}` : `valid until ${day(key.expires_ms)}`;
+  return key.expires_ms <= now_ms ? `expired ${day(key.expires_ms)}` : `valid until ${day(key.expires_ms)}`;
 }
 
 function showFigures(whose, figures) {
@@ -52,12 +55,12 @@ function showFigures(whose, figures) {
   byId("figures").replaceChildren(...Object.entries(figures).map(([name, value]) => el("div", [el("dt", name), el("dd", value)])));
 }
 
-function showOne(key) {
+function showOne(key, now_ms) {
   const amount = (micros) => `${figure(micros, key.unit.decimals)} ${key.unit.name}`;
   showFigures(key.name, {
     spent: amount(key.spent_micros), left: amount(key.left_micros), budget: amount(key.budget_micros),
     "held for open queries": amount(key.reserved_micros), "answered queries": whole(key.answered_queries),
-    "open queries": whole(key.open_queries), "sampled tokens": whole(key.tokens), "last use": lastUse(key),
+    "open queries": whole(key.open_queries), "sampled tokens": whole(key.tokens), "last use": lastUse(key, now_ms),
     ...(key.expires_ms && { "valid until": day(key.expires_ms) }),
   });
   byId("keys").replaceChildren();
@@ -65,17 +68,20 @@ function showOne(key) {
 
 // A column's narrowest screen is a class of style.css. The first one is each row's heading.
 const COLUMNS = [
-  ["name", "text", (key) => [el("bdi", key.name), state(key) ? el("small", ` ${state(key)}`) : ""]],
+  ["name", "text", (key, unit, now_ms) => {
+    const said = state(key, now_ms);
+    return [el("bdi", key.name), said ? el("small", ` ${said}`) : ""];
+  }],
   ["spent", "", (key, unit) => figure(key.spent_micros, unit.decimals)],
   ["left", "", (key, unit) => figure(key.left_micros, unit.decimals)],
   ["budget", "tablet", (key, unit) => figure(key.budget_micros, unit.decimals)],
   ["answered", "tablet", (key) => whole(key.answered_queries)],
   ["open", "desktop", (key) => whole(key.open_queries)],
   ["tokens", "tablet", (key) => whole(key.tokens)],
-  ["last use", "tablet", lastUse],
+  ["last use", "tablet", (key, unit, now_ms) => lastUse(key, now_ms)],
 ];
 
-function showAll({ keys, unit }) {
+function showAll({ keys, unit }, now_ms) {
   const sum = (name) => keys.reduce((total, key) => total + key[name], 0);
   showFigures("All API keys", {
     keys: whole(keys.length), spent: `${figure(sum("spent_micros"), unit.decimals)} ${unit.name}`,
@@ -85,51 +91,64 @@ function showAll({ keys, unit }) {
   if (!keys.length) return byId("keys").replaceChildren(el("p", "There are no keys yet: swarm-coordinator api-keys create", { class: "soft" }));
   const heads = COLUMNS.map(([title, style]) => el("th", title, { scope: "col", class: style }));
   const rows = keys.map((key) => el("tr", COLUMNS.map(([, style, show], place) =>
-    el(place ? "td" : "th", show(key, unit), { class: style, scope: place ? "" : "row" }))));
+    el(place ? "td" : "th", show(key, unit, now_ms), { class: style, scope: place ? "" : "row" }))));
   const caption = `API keys; amounts in ${unit.name}`;
   const table = el("table", [el("caption", caption, { class: "quiet" }), el("thead", el("tr", heads)), el("tbody", rows)]);
   byId("keys").replaceChildren(el("div", table, { class: "wide", tabindex: "0", role: "region", "aria-label": caption }));
 }
 
-async function ask(secret) {
-  if (!/^[\x21-\x7e]+$/.test(secret)) throw new Error(UNKNOWN);
-  const isKey = secret.startsWith(KEY_PREFIX);
+// Show what the secret gives access to; return the time of the reply.
+async function ask(secret, signal) {
+  const isKey = API_KEY.test(secret);
+  if (!isKey && !TOKEN.test(secret)) throw new Error(UNKNOWN);
   const headers = { Accept: "application/json", Authorization: `Bearer ${secret}` };
-  const reply = await fetch(isKey ? "/v1/usage" : "/v1/operator/keys", { headers, cache: "no-store", credentials: "omit" })
+  const options = { headers, signal, cache: "no-store", credentials: "omit" };
+  const reply = await fetch(isKey ? "/v1/usage" : "/v1/operator/keys", options)
     .catch(() => { throw new Error("The coordinator does not answer. Try again."); });
   if (!isKey && reply.status === 401) throw new Error(UNKNOWN);
   const answer = await reply.json().catch(() => ({}));
   if (!reply.ok) throw new Error((answer.error ?? answer).message ?? `The coordinator answers with status ${reply.status}.`);
-  if (isKey) showOne(answer);
-  else showAll(answer);
+  signal.throwIfAborted();
+  const now_ms = Date.parse(reply.headers.get("Date")) || Date.now();
+  if (isKey) showOne(answer, now_ms);
+  else showAll(answer, now_ms);
+  return now_ms;
 }
 
 function clear() {
   byId("usage").hidden = true;
+  byId("said").textContent = "";
   byId("mistake").textContent = "";
   byId("mistake").className = "";
   byId("keys").replaceChildren();
   byId("figures").replaceChildren();
 }
 
+let asking = null; // aborts the request under way
+
 byId("form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  byId("show").disabled = true;
+  if (asking) return;
+  const { signal } = asking = new AbortController();
+  byId("show").setAttribute("aria-disabled", "true"); // `disabled` would take the focus from it
   try {
-    await ask(byId("secret").value.trim());
+    const now_ms = await ask(byId("secret").value.trim(), signal);
     byId("mistake").textContent = "";
     byId("usage").hidden = false;
-    byId("said").textContent = `As of ${new Date().toISOString().slice(11, 19)} UTC.`;
+    byId("said").textContent = `As of ${new Date(now_ms).toISOString().slice(11, 19)} UTC.`;
   } catch (error) {
     clear();
+    if (signal.aborted) return; // the page was left
     byId("mistake").textContent = error.message;
     byId("mistake").className = "bad";
   } finally {
-    byId("show").disabled = false;
+    asking = null;
+    byId("show").removeAttribute("aria-disabled");
   }
 });
 
 addEventListener("pagehide", () => {
+  asking?.abort();
   byId("secret").value = "";
   clear();
 });

@@ -68,7 +68,7 @@ async def show(tab: Tab, secret: str) -> None:
     """Paste a secret, press the button, and wait for the answer."""
     await tab.look(f"document.getElementById('secret').value = {json.dumps(secret)}")
     await tab.click("#show")
-    await tab.until("!document.getElementById('show').disabled")
+    await tab.until("!document.querySelector('#show:disabled, #show[aria-disabled]')")
 
 
 async def figures(tab: Tab) -> dict[str, str]:
@@ -114,6 +114,7 @@ async def test_a_wrong_key_or_token_is_named_and_shows_nothing(keys: Keys, tab: 
         (keys.revoked, "was revoked."),
         ("0" * 64, "This is neither an API key of this round nor the operator's token."),
         ("ключ", "This is neither an API key of this round nor the operator's token."),
+        ("es-ключ", "This is neither an API key of this round nor the operator's token."),
     ):
         await show(tab, secret)
         assert said in await tab.look("document.getElementById('mistake').textContent")
@@ -134,6 +135,47 @@ async def test_a_secret_is_in_no_storage_or_address_and_is_gone_when_the_page_is
     assert await tab.look("window.kept"), "it was loaded again, which shows nothing of the way back"
     assert await tab.look("document.getElementById('secret').value") == ""
     assert await tab.look("document.querySelectorAll('tbody tr, #figures div').length") == 0
+
+
+async def test_a_secret_of_another_service_is_not_sent(keys: Keys, tab: Tab) -> None:
+    await tab.open(url(keys.served, "/usage"))
+    tab.requests.clear()
+    for secret in ("sk-" + "0" * 61, "0" * 63, "0" * 65, "F" * 64):
+        await show(tab, secret)
+        assert "This is neither" in await tab.look("document.getElementById('mistake').textContent")
+    assert [asked for asked in tab.requests if "/v1/" in asked] == []
+
+
+async def test_the_button_keeps_the_focus_and_the_answer_is_announced(keys: Keys, tab: Tab) -> None:
+    await tab.open(url(keys.served, "/usage"))
+    await tab.look("document.getElementById('show').focus()")
+    assert await tab.look("!document.getElementById('said').closest('[hidden]')"), "it is there before its text"
+    await show(tab, keys.used)
+    assert await tab.look("document.activeElement.id") == "show"
+    assert (await tab.look("document.getElementById('said').textContent")).startswith("As of ")
+    await show(tab, "es-unknown")
+    assert await tab.look("document.getElementById('said').textContent") == ""
+
+
+async def test_times_are_by_the_coordinators_clock(keys: Keys, tab: Tab) -> None:
+    """The clock of the visitor is decades late."""
+    await tab.open(url(keys.served, "/usage"))
+    await tab.look("const real = Date; Date = class extends real { static now() { return 0; } constructor(...of) "
+                   "{ super(...(of.length ? of : [0])); } }; 0")  # fmt: skip
+    await show(tab, keys.used)
+    assert (await figures(tab))["last use"] == "2 min ago"
+    assert await tab.look("document.getElementById('said').textContent") != "As of 00:00:00 UTC."
+
+
+async def test_a_reply_that_comes_when_the_page_was_left_shows_nothing(keys: Keys, tab: Tab) -> None:
+    """The page is kept for the way back, and its script may go on there."""
+    await tab.open(url(keys.served, "/usage"))
+    await tab.look(f"document.getElementById('secret').value = {json.dumps(keys.operator)}")
+    await tab.look("document.getElementById('form').requestSubmit(); dispatchEvent(new Event('pagehide'))")
+    await tab.until("!document.querySelector('#show:disabled, #show[aria-disabled]')")
+    assert await tab.look("document.getElementById('usage').hidden")
+    assert await tab.look("document.querySelectorAll('tbody tr, #figures div').length") == 0
+    assert await tab.look("document.getElementById('mistake').textContent") == ""
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])

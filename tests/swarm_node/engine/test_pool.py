@@ -90,7 +90,7 @@ async def until(pool: EnginePool, states: Sequence[str]) -> None:
 async def test_four_cards_sample_at_once_each_in_a_child_that_sees_only_its_card(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_pool(COMMAND, CARDS) as pool:
-            assert (pool.tokens_per_s, pool.cards_ready) == (0.0, 1)
+            assert (pool.speed_with(), pool.cards_ready) == (0.0, 1)
             await pool.load(policy, 1, WORK)
             pids = [pid for pid in pids_of(pool) if pid is not None]
             assert len(set(pids)) == 4
@@ -98,7 +98,7 @@ async def test_four_cards_sample_at_once_each_in_a_child_that_sees_only_its_card
             assert pool.cards_ready == 4
             speeds = [card["tokens_per_s"] for card in pool.states()]
             assert all(speeds), "each card is measured before its first group"
-            assert pool.tokens_per_s == pytest.approx(sum(speeds))
+            assert pool.speed_with() == pytest.approx(sum(speeds))
             await pool.submit([request(f"group {number}", seed=number) for number in range(12)])
             assert sum(groups_of(pool)) == 12, "by the speeds of the cards, which a busy machine makes unequal"
             ended = await rest_of(pool)

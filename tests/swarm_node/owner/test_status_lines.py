@@ -290,6 +290,7 @@ def test_each_of_several_rounds_has_a_line_with_its_state_and_credit() -> None:
         row(4, resting="round paused by you"),
         row(5, ended=True, by_owner=True),
         row(6, ended=True, price_micros_per_mtok=2_500_000, hour_micros=None),
+        row(7, price_micros_per_mtok=2_500_000, hour_micros=None),
     ]
     lines = list(status_lines.of_status(told(rounds=rows)))
     shown = [line.removeprefix("of        ") for line in lines if line.startswith("of ")]
@@ -297,10 +298,11 @@ def test_each_of_several_rounds_has_a_line_with_its_state_and_credit() -> None:
     assert shown[0].endswith(" in this run"), "an agent of an earlier release says nothing of prices"
     assert shown[1].startswith("http://2.test: 3 groups; ")
     assert shown[1].endswith("; pays 1.00 credits per million tokens, 0.360000 credits per hour of work")
-    assert shown[5].endswith("; pays 2.50 credits per million tokens"), "its speed was not measured"
+    assert shown[6].endswith("; pays 2.50 credits per million tokens"), "its speed was not measured"
     assert shown[2].startswith("http://3.test: left: Banned.")
     assert shown[3].startswith("http://4.test: not working: round paused by you; ")
     assert shown[4].startswith("http://5.test: left by you until the agent starts again; ")
     assert shown[5].startswith("http://6.test: the round is finished; ")
+    assert shown[5].endswith(" in this run"), "it pays no more"
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith("of ") for line in status_lines.of_status(told())), "one round has one line"

@@ -22,10 +22,10 @@ def test_rounds_that_pay_the_same_stay_in_the_owners_order() -> None:
     assert order_by_pay([]) == ()
 
 
-def test_a_round_that_was_never_in_the_engine_is_first_until_it_is_measured_or_has_failed() -> None:
+def test_a_round_that_was_not_in_the_engine_in_this_run_is_first_until_it_is_measured_or_has_failed() -> None:
     rich, poor = pay(tokens_per_s=100.0), pay(tokens_per_s=1.0)
     assert order_by_pay([rich, poor, pay(is_new=True)]) == (2, 0, 1)
-    assert order_by_pay([rich, poor, pay(tokens_per_s=10.0, is_new=True)]) == (0, 2, 1), "an earlier run measured it"
+    assert order_by_pay([rich, poor, pay(tokens_per_s=10.0, is_new=True)]) == (2, 0, 1), "not all cards are measured"
     assert order_by_pay([pay(), rich, poor]) == (1, 2, 0), "its first load failed"
 
 

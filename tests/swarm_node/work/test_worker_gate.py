@@ -130,7 +130,7 @@ async def test_an_expired_lease_goes_back_unbegun(autojump_clock: MockClock) -> 
 
 async def test_leases_that_cannot_be_met_at_the_measured_rate_go_back_and_the_others_are_begun() -> None:
     world = World(leases=4)
-    world.tokens_per_s = 1.0
+    world.speed = 1.0
     world.expires_ms = 2_000  # one sample of a token each, at a token a second
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.run)
@@ -145,3 +145,4 @@ async def test_a_lease_below_the_owners_floor_goes_back(autojump_clock: MockCloc
     world.price_floor = 2
     assert await world.run() == ["load v1", "lease v1", "back 0 1 2 3", "lease v1"]
     assert "your minimum is 2" in world.offers.no_work
+    assert world.offers.last_price_micros_per_mtok is None, "the price of a lease that is not accepted counts nowhere"

@@ -208,7 +208,7 @@ def _prompts(value: Any, is_required: bool) -> tuple[Prompt, ...]:
 
 def _prompt(name: str, value: Any) -> Prompt:
     if not value:
-        raise _wrong(name, "a text or token ids that are not empty", value)
+        raise _wrong(name, "a text or token ids", value)
     return value if isinstance(value, str) else _token_ids(name, value)
 
 

@@ -34,13 +34,16 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from coordinator.base.files import sync
+from coordinator.base.files import link_or_copy, sync
 from coordinator.learner.ranks import Ranks
 from protocol import limits
-from protocol.errors import ConfigInvalid, SwarmError
+from protocol.errors import ConfigInvalid, NotFound, SwarmError
 from protocol.wire import canonical
 
 BESIDE = "beside"
+
+ATTEMPTS = 20
+"""Attempts to hold a checkpoint, which takes milliseconds; it is replaced every few updates."""
 BESIDE_MAX_BYTES = limits.MIB
 
 _MALFORMED = (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, pickle.UnpicklingError)
@@ -73,6 +76,29 @@ _METADATA_MAY_NAME = {
 def newest(folder: Path) -> Path | None:
     """Return the newest whole checkpoint; None if there is none."""
     return max((path for path in folder.glob("*") if path.name.isdigit()), default=None)
+
+
+def hold_newest(folder: Path, place: Path) -> Path | None:
+    """Hold the newest checkpoint in `place`, where a running learner does not delete it; None before the first.
+
+    The learner gives a new checkpoint its name, then deletes the old one. So a checkpoint that is still the newest
+    after all its files were held is complete; otherwise the next one is tried.
+    """
+    for _ in range(ATTEMPTS):
+        last = newest(folder)
+        if last is None:
+            return None
+        shutil.rmtree(place, ignore_errors=True)
+        held = place / last.name
+        held.mkdir(parents=True)
+        try:
+            for file in sorted(last.iterdir()):
+                link_or_copy(file, held / file.name)
+        except FileNotFoundError:
+            continue
+        if newest(folder) == last:
+            return held
+    raise NotFound("The learner replaced its checkpoint at every attempt.", hint="Repeat the command.")
 
 
 def needed(numbers: Sequence[int], drawn: Collection[int] | None, dense: int = 0) -> set[int]:

@@ -4,6 +4,7 @@
 - An adapter is merged into its base, unless `adapter` asks for it alone, in peft's format.
 - The llama engine converts such a folder to a GGUF file, since it knows llama.cpp's format of each architecture. It
   runs as a separate program: the coordinator imports nothing of the node.
+- A running learner replaces its checkpoints: the newest is held while it is read.
 - A folder or file appears whole or not at all, and never replaces another.
 """
 
@@ -108,13 +109,17 @@ def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> i
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     learner = config.round.directory / "learner"
-    last = checkpoint.newest(learner / "checkpoints")
-    if last is None:
-        raise NotFound(f"There is no checkpoint in {learner}.", hint="Name a published version with --version.")
     if adapter and not config.learner.lora_rank:
         raise NotFound("This round trains no adapter.", hint="learner.lora_rank is 0: export the whole policy.")
-    policy = TrainedPolicy(learner / "start", train_settings(config))
-    policy.restore(last)
+    with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as scratch:
+        last = checkpoint.hold_newest(learner / "checkpoints", Path(scratch))
+        if last is None:
+            raise NotFound(
+                f"There is no checkpoint in {learner}.",
+                hint="Wait until `swarm-coordinator status` shows version 1, or name a version with --version.",
+            )
+        policy = TrainedPolicy(learner / "start", train_settings(config))
+        policy.restore(last)
     if adapter:
         policy.save_adapter(folder, config.model.path)
         (folder / canary.FILE_NAME).unlink()

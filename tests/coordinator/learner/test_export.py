@@ -55,6 +55,21 @@ def test_an_exported_checkpoint_generates(round_file: Path, tmp_path: Path) -> N
     assert all(torch.equal(tensor, policy.model.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_learner_that_deletes_its_checkpoint_does_not_disturb(
+    round_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running learner does so with every new checkpoint."""
+    restore = TrainedPolicy.restore
+
+    def deleted_before(self: TrainedPolicy, path: Path) -> dict[str, Any]:
+        shutil.rmtree(round_file.parent / "round" / "learner" / "checkpoints" / "000000002")
+        return restore(self, path)
+
+    monkeypatch.setattr(TrainedPolicy, "restore", deleted_before)
+    assert "after 2 updates" in export(str(round_file), str(tmp_path / "out"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "round", "round.toml"]
+
+
 def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "round.toml"
     file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')

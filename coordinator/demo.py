@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from coordinator.base.children import script
+from coordinator.base.files import unwritable_named
 from protocol.errors import SwarmError
 from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
@@ -130,7 +131,8 @@ async def run(options: DemoOptions) -> int:
     """Run the demo, and return the exit code."""
     console = Console()
     folder = (options.directory or Path(tempfile.mkdtemp(prefix="echo-swarm-demo-"))).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    with unwritable_named(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     demo = Demo(options, folder)
     started = time.monotonic()
     interrupted = asyncio.Event()

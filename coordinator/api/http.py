@@ -1,7 +1,8 @@
 """Functions that all handlers share: reading bodies within bounds, checking signatures, turning errors into replies.
 
 - Programs use canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
-- People get JSON: a request with `Accept: application/json` (or a browser's) gets JSON errors.
+- People get JSON errors: a request with `Accept: application/json` (or a browser's), with a body of JSON, or with an
+  API key.
 - A browser that requests a wrong address outside `/v1/` gets the "not found" page.
 - A round that is not on the internet answers no request for a name of the internet, except its own: by such a name, a
   page of another site in a browser of this network could read it (DNS rebinding). Addresses and private names pass.
@@ -32,7 +33,7 @@ from coordinator.base.files import ArrivingFile
 from coordinator.base.urls import host_of_url
 from coordinator.config import Config
 from coordinator.service.round import Round
-from coordinator.transactions import registry
+from coordinator.transactions import api_keys, registry
 from protocol import limits
 from protocol.errors import (
     KeyRefused,
@@ -90,7 +91,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except SwarmError as error:
         return await _refuse(request, error)
     except web.HTTPNotFound:
-        return await _refuse(request, NotFound(f"There is nothing at {request.path[:100]}."))
+        hint = "The base URL of the endpoint ends with /v1." if _is_of_the_endpoint(request) else ""
+        return await _refuse(request, NotFound(f"There is nothing at {request.path[:100]}.", hint=hint))
     except web.HTTPException as error:
         return await _refuse(request, MalformedMessage(f"{request.method} {request.path[:100]}: {error.reason}."))
     except Exception:  # the client gets an answer, and the operator the traceback
@@ -328,13 +330,19 @@ def error_headers(error: SwarmError) -> dict[str, str] | None:
     return None
 
 
+def _is_of_the_endpoint(request: web.Request) -> bool:
+    """Return True for a caller of the endpoint, such as one with a wrong base URL: it reads no msgpack."""
+    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return request.content_type == "application/json" or bearer.startswith(api_keys.PREFIX)
+
+
 def _error(request: web.Request, error: SwarmError) -> web.Response:
     accepted = request.headers.get("Accept", "")
     page = request.app.get(ERROR_PAGE)
     if page and isinstance(error, NotFound) and "html" in accepted and not request.path.startswith("/v1/"):
         return page(request, error)
     headers = error_headers(error)
-    if "json" in accepted or "html" in accepted:
+    if "json" in accepted or "html" in accepted or _is_of_the_endpoint(request):
         text, kind = json.dumps(error.to_wire()), "application/json"
         return web.Response(text=text, content_type=kind, status=error.http_status, headers=headers)
     packed = canonical.encode(error.to_wire())

@@ -24,7 +24,7 @@ from typing import IO
 
 from blake3 import blake3
 
-from protocol.errors import DiskFull, ManifestInvalid
+from protocol.errors import ConfigInvalid, DiskFull, ManifestInvalid
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,20 @@ def full_disk_named(folder: Path) -> Iterator[None]:
         raise DiskFull(
             f"The coordinator has no disk space left below {folder} ({os.strerror(error.errno or 0)}).",
             hint="Free some space there, then repeat the interrupted command.",
+        ) from error
+
+
+@contextmanager
+def unwritable_named(folder: Path) -> Iterator[None]:
+    """Raise `ConfigInvalid` in the place of the operating system's error where a folder cannot be made or written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
+        raise ConfigInvalid(
+            f"The folder {folder} cannot be written ({os.strerror(error.errno or 0)}).",
+            hint="Name another folder, or give this user the right to write there.",
         ) from error
 
 

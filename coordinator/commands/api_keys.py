@@ -96,7 +96,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     unit = launched(config).round.money
     for row in rows:
         typer.echo(
-            f"{line(row['name']):24} {_state(row, now_ms()):22} spent {unit.amount(row['spent_micros'])} "
+            f"{line(row['name']):24} {_state(row, now_ms()):22} spent {unit.exact(row['spent_micros'])} "
             f"of {unit.exact(row['budget_micros'])}, {unit.exact(row['left_micros'])} left; "
             f"{counted(row['answered_queries'], 'answered query', 'answered queries')}, {row['tokens']:,} tokens, "
             f"{row['open_queries']:,} open, {_last_use(row, now_ms())}"

@@ -33,6 +33,7 @@ from coordinator.base.files import (
     nearest_folder,
     open_private,
     sync,
+    unwritable_named,
     write_durably,
 )
 from coordinator.config import Config, fixed
@@ -72,8 +73,9 @@ NUMBERS_PER_S = 10
 
 def only_coordinator(folder: Path) -> IO[str]:
     """Lock the round for one coordinator: two would sign the same version numbers."""
-    make_folder(folder, public=True)
-    lock = open_private(folder / LOCK)
+    with unwritable_named(folder):
+        make_folder(folder, public=True)
+        lock = open_private(folder / LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -89,7 +91,7 @@ def led_until_ms(folder: Path) -> int | None:
     try:
         with only_coordinator(folder):
             return touched_ms(folder)
-    except (ConfigInvalid, PermissionError):  # another user's round, which may be running
+    except ConfigInvalid:  # it is running, or may be: another user's round
         return None
 
 
@@ -140,7 +142,8 @@ def _checked_copy(config: Config, held: ExitStack) -> Path | None:
     The copy is next to the round's folder, so that it can be moved, until `held` ends.
     """
     beside = nearest_folder(config.round.directory)
-    aside = Path(held.enter_context(TemporaryDirectory(dir=beside, prefix=".problems-")))
+    with unwritable_named(config.round.directory):
+        aside = Path(held.enter_context(TemporaryDirectory(dir=beside, prefix=".problems-")))
     copied = config.model_copy(update={"round": config.round.model_copy(update={"directory": aside})})
     prepare(copied, anew=True)
     try:

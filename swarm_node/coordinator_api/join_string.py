@@ -52,8 +52,10 @@ def parse(text: str) -> JoinString:
             f"{text[:80]!r} is not a join string.", hint="A join string has the form http://host:port#fingerprint."
         )
     if not re.fullmatch(r"[0-9a-f]{64}", parts.fragment):
+        length = len(parts.fragment)
+        found = "other characters" if length == 64 else f"{length} characters" if length else "nothing"
         raise ConfigInvalid(
-            "The join string has no root fingerprint after its #.",
+            f"After the # of a join string are 64 digits (0-9, a-f), its root fingerprint. This one has {found} there.",
             hint="Copy the whole join string; the node verifies the coordinator by its fingerprint.",
         )
     return JoinString(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", parts.fragment)

@@ -302,6 +302,12 @@ class TestStrangers:
         response = await served.client.get("/v1/nothing", headers={"Accept": "text/html"})
         assert (response.status, (await response.json())["code"]) == (404, "not_found")
 
+    async def test_a_client_of_the_endpoint_without_v1_in_its_address_reads_that(self, served: Served) -> None:
+        for fields in ({"json": {"prompt": "a"}}, {"headers": {"Authorization": "Bearer es-abc"}}):
+            response = await served.client.post("/completions", **fields)
+            assert (response.status, (await response.json())["code"]) == (404, "not_found")
+            assert (await response.json())["hint"] == "The base URL of the endpoint ends with /v1."
+
     async def test_a_browser_at_a_wrong_address_gets_a_page(self, served: Served) -> None:
         for path in ("/nothing", "/static/nothing.js"):
             response = await served.client.get(path, headers={"Accept": "text/html"})

@@ -41,7 +41,7 @@ def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) ->
     database.close()
     first, second = say(folder, "list").output.splitlines()
     assert first.endswith(
-        "spent 1.0000 credits of 5.00 credits, 4.00 credits left; 1,208 answered queries, 402,113 tokens, 0 open, "
+        "spent 1.00 credits of 5.00 credits, 4.00 credits left; 1,208 answered queries, 402,113 tokens, 0 open, "
         "used 3\u202fh ago"
     )
     assert first.split()[:2] == ["suite", "valid"]

@@ -303,8 +303,9 @@ class TestStrangers:
         assert (response.status, (await response.json())["code"]) == (404, "not_found")
 
     async def test_a_client_of_the_endpoint_without_v1_in_its_address_reads_that(self, served: Served) -> None:
-        for fields in ({"json": {"prompt": "a"}}, {"headers": {"Authorization": "Bearer es-abc"}}):
-            response = await served.client.post("/completions", **fields)
+        by_json = await served.client.post("/completions", json={"prompt": "a"})
+        by_key = await served.client.get("/models", headers={"Authorization": "Bearer es-abc"})
+        for response in (by_json, by_key):
             assert (response.status, (await response.json())["code"]) == (404, "not_found")
             assert (await response.json())["hint"] == "The base URL of the endpoint ends with /v1."
 

@@ -93,9 +93,17 @@ def _allowed(keys: list[str]) -> str:
     return ""
 
 
+def _initials(name: str) -> str:
+    """Return a setting's name with its key abbreviated, such as `learner.lr` for `learner.learning_rate`."""
+    section, _, key = name.partition(".")
+    return f"{section}.{''.join(word[:1] for word in key.split('_'))}"
+
+
 def nearest(keys: list[str]) -> str:
     """Return a hint with the existing setting that was probably meant."""
     names = [known.path for known in every()] if len(keys) > 1 else list(sections())
+    if abbreviated := [name for name in names if _initials(name) == ".".join(keys)]:  # such as learner.lr
+        return f"Did you mean {abbreviated[0]}?"
     close = difflib.get_close_matches(".".join(keys), names, n=1, cutoff=0.5)
     if not close and len(keys) > 1:  # the right key, in another section
         close = [name for name in names if name.endswith(f".{keys[1]}")][:1]

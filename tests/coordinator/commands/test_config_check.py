@@ -77,6 +77,11 @@ def test_every_mistake_of_a_file_is_named_at_once_with_its_line(tmp_path: Path) 
         assert words in said[number], number
 
 
+def test_an_abbreviated_setting_is_recognised() -> None:
+    with pytest.raises(ConfigInvalid, match=r"Did you mean learner\.learning_rate\?"):
+        parse({"learner": {"lr": 3e-4}})
+
+
 def test_a_contradiction_is_not_made_up_from_a_value_that_was_left_out() -> None:
     table = {"objective": {"minibatches": 40}, "learner": {"groups_per_update": "64 or so"}}
     with pytest.raises(ConfigInvalid) as refused:

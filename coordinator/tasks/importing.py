@@ -40,7 +40,6 @@ from coordinator.tasks.problem_file import Book, line
 from coordinator.tasks.reward_functions import load_callable, module
 from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN, ChatMessage, Problem, Prompt, Split
-from protocol.text.plain import counted
 
 PROMPTS = ("prompt", "question", "problem", "input", "instruction")
 ANSWERS = ("answer", "ground_truth", "reward_model.ground_truth", "solution", "target", "label", "output")

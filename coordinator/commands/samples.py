@@ -59,8 +59,8 @@ def show(
 ) -> None:
     """Show samples, newest group first.
 
-    A sample is `unscored` until its group was judged, seconds after its arrival while the round runs. Answers to callers
-    of the endpoint, and to a trainer of your own, are never judged.
+    A sample is `unscored` until its group was judged, seconds after its arrival while the round runs. Answers to
+    callers of the endpoint, and to a trainer of your own, are never judged.
 
     The store is only read. Nodes wrote the texts: control characters are printed as numbers (`\\x1b`), and every
     line of a text begins with `  | `.

@@ -324,8 +324,7 @@ def fsck(
 
     config = load(config_file, settings)
     folder = config.round.directory
-    if not fixed.is_round(folder):
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
+    fixed.require_round(folder)
     with opening.only_coordinator(folder):
         database = Database(config.state)
         entries, differences = database.run_now(store.size), database.run_now(store.rebuild)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from coordinator.config import Config
-from protocol.errors import ConfigInvalid, NotAuthorised, SwarmError, Unreachable
+from coordinator.config import Config, fixed
+from protocol.errors import NotAuthorised, SwarmError, Unreachable
 from protocol.people.addresses import host_and_port
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def stopped_line(config: Config, config_file: Path, since_ms: int) -> str:
 
 def require_round(config: Config) -> None:
     """Raise an error if the folder has no round."""
-    if not (config.round.directory / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Create one with `init`.")
+    fixed.require_round(config.round.directory)
 
 
 def _urls(config: Config, *, as_operator: bool) -> Iterator[str]:
@@ -205,7 +204,7 @@ def has_token(config: Config) -> bool:
 
 def _token(config: Config) -> str:
     if not has_token(config):
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Create one with `init`.")
+        raise fixed.no_round(config.round.directory)
     return _token_file(config).read_text()
 
 

@@ -1,10 +1,8 @@
 """`swarm-coordinator finish`: end a round whose versions come from a trainer of your own."""
 
-from typing import Annotated
-
 import typer
 
-from coordinator.commands.options import ConfigFile, Settings
+from coordinator.commands.options import ConfigFile, Settings, Yes, confirm
 from coordinator.config import load
 from protocol.errors import Unreachable
 
@@ -12,7 +10,7 @@ from protocol.errors import Unreachable
 def finish(
     config_file: ConfigFile,
     settings: Settings,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """End a round without a learner of its own (learner.external): no node gets work any more.
 
@@ -24,7 +22,7 @@ def finish(
     config = load(config_file, settings)
     require_round(config)
     if launched(config).learner.external and not yes:  # a coordinator with a learner refuses
-        typer.confirm("End the round? It cannot be continued.", abort=True, err=True)
+        confirm("End the round? It cannot be continued.")
     done = ask(config, "POST", "/v1/operator/finish")
     if done is None:
         raise Unreachable("No coordinator runs for this round.", hint="Launch it, so that its last audits are done.")

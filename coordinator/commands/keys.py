@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
-from coordinator.config import load
+from coordinator.config import fixed, load
 from protocol.errors import ConfigInvalid
 from protocol.text.lesson import lesson
 
@@ -164,5 +164,5 @@ def _metadata(config_file: Path, settings: list[str]) -> "SignedMetadata":
     config = load(config_file, settings)
     folder = config.round.directory
     if not (folder / "metadata" / "timestamp.json").exists():
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
+        raise fixed.no_round(folder)
     return SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)

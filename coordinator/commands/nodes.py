@@ -15,7 +15,7 @@ from urllib.parse import quote
 import typer
 
 from coordinator.commands.asking import ask, launched, run_in_store, stopped_line, stopped_since_ms
-from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
+from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings, Yes, confirm
 from coordinator.config import Config, load
 from coordinator.pages.words import line, readable
 from protocol.errors import Unreachable
@@ -138,7 +138,7 @@ def ban(
     node: Node,
     settings: Settings,
     reason: Reason,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Ban the owner of a node, with all their nodes. Ledger entries void all claims that no audit confirmed.
 
@@ -151,7 +151,7 @@ def ban(
         for text in ban_lines(found, launched(config).round.money):
             typer.echo(text, err=True)
         if not found["banned"]:
-            typer.confirm("Ban this owner? `nodes unban` does not pay voided claims.", abort=True, err=True)
+            confirm("Ban this owner? `nodes unban` does not pay voided claims.")
     _order(config_file, settings, "ban", node, reason)
 
 

@@ -4,6 +4,7 @@ The module of a command is imported when the command runs: the list and other co
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
+
+from protocol.errors import ConfigInvalid
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="ROUND.toml", help="The round's TOML file.")]
 Settings = Annotated[
@@ -23,7 +26,23 @@ Settings = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print all data as JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
+
+
+def confirm(question: str) -> None:
+    """Ask a question whose answer no ends the command; raise an error if nobody can answer."""
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:  # Ctrl-C, or the end of the input
+        if sys.stdin.isatty():
+            raise
+        typer.echo(err=True)  # ends the line of the question
+        raise ConfigInvalid(
+            "There is no terminal on which to confirm this. Nothing was done.", hint="Add --yes to do it unasked."
+        ) from None
+    if not agreed:
+        raise typer.Abort
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import typer
 
 from coordinator.base import terminal
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from coordinator.pages.words import readable
 from protocol.errors import ConfigInvalid
 from protocol.limits import NAME_MAX_CHARS
@@ -58,6 +58,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show samples, newest group first.
+
+    A sample is `unscored` until its group was judged, seconds after its arrival while the round runs. Answers to
+    callers of the endpoint, and to a trainer of your own, are never judged.
 
     The store is only read. Nodes wrote the texts: control characters are printed as numbers (`\\x1b`), and every
     line of a text begins with `  | `.
@@ -102,8 +105,7 @@ def _find(config: Config, wanted: "SampleFilter", limit: int) -> "list[Shown]":
     from coordinator.audit.case import RoundArchive
     from coordinator.commands import sample_records
 
-    if not (config.round.directory / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch the round first.")
+    fixed.require_round(config.round.directory)
     with closing(RoundArchive(config)) as archive:
         return sample_records.of_round(archive, config, wanted, limit)
 

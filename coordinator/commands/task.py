@@ -17,6 +17,7 @@ from coordinator.tasks.kinds import ENVIRONMENTS, SHIPPED
 from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN
 from protocol.text.lesson import lesson
+from protocol.text.plain import counted
 
 app = typer.Typer(help="List tasks, check one, and add to a judge's budget.", no_args_is_help=True)
 
@@ -75,7 +76,7 @@ def check(
     else:
         for each in findings:
             typer.echo(f"{each.severity}: {each.code}: {each.place}\n  {each.message}\n  {each.next_step}")
-        typer.echo(f"{len(findings)} findings" if findings else "No problems found.")
+        typer.echo(counted(len(findings), "finding") if findings else "No problems found.")
     raise typer.Exit(int(any(each.severity == "error" for each in findings)))
 
 

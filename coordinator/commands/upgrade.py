@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.commands.options import ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from protocol.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def upgrade(
 
     config = load(config_file, settings)
     folder = config.round.directory
-    if not (folder / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
+    fixed.require_round(folder)
     with only_coordinator(folder), closing(Database(config.state, any_schema=True)) as database:
         schema = database.run_now(upgrading.require_store)
         waiting = database.run_now(upgrading.pending)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config.whole import Config
+from protocol.errors import ConfigInvalid
 
 RESOLVED, DRAFT = "resolved.json", "draft"
 
@@ -56,6 +57,21 @@ class FixedChange:
 def is_round(folder: Path) -> bool:
     """Return True if `init` or `launch` has made a round in this folder."""
     return (folder / RESOLVED).exists()
+
+
+def require_round(folder: Path) -> None:
+    """Raise an error if neither `init` nor `launch` has made a round in this folder."""
+    if not is_round(folder):
+        raise no_round(folder)
+
+
+def no_round(folder: Path) -> ConfigInvalid:
+    """Return the error for a folder without a round."""
+    return ConfigInvalid(
+        f"There is no round in {folder}.",
+        hint="Create one with `swarm-coordinator init`. If there is one elsewhere, run the command in the folder where "
+        "you launched it: a relative round.directory counts from the current folder.",
+    )
 
 
 def was_launched(folder: Path) -> bool:

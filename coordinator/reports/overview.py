@@ -134,7 +134,10 @@ def _standby(status: Mapping[str, Any]) -> Iterator[OverviewPart]:
 
 def _round(status: Mapping[str, Any]) -> Iterator[str]:
     detail = f" ({status['detail']})" if status["detail"] else ""
-    yield f"{status['phase']}: update {status['update']} of {status['max_updates']}{detail}"
+    reached = f"update {status['update']} of {status['max_updates']}"
+    if status.get("external"):  # nothing is trained here, and only `finish` ends the round
+        reached = f"update {status['version_update']} of the trainer"
+    yield f"{status['phase']}: {reached}{detail}"
     still = status.get("learner_outgoing_share_lately", 0.0)
     versions = f"saving and publishing {still:.0%} of its time lately, " if still else ""
     yield f"learner idle {status['learner_idle_share']:.0%} of the whole round, {versions}" + (
@@ -171,6 +174,8 @@ def _fleet(status: Mapping[str, Any]) -> Iterator[str]:
 
 def _versions(status: Mapping[str, Any]) -> Iterator[str]:
     every = f"one every {counted(status['publish_every'], 'update')}"
+    if status.get("external"):
+        every = "one for each publication of the trainer"
     if not status["version"]:
         yield f"none is published yet; then {every}"
         return

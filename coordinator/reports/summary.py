@@ -63,6 +63,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "accuracy_before": progress.get("accuracy_before"),
         "accuracy_after": progress.get("accuracy_after"),
         "finished": get_fact(connection, FINISHED),
+        "external": config.learner.external,
         "version": version,
         "version_update": version_update,
         "update": _reported_update(connection),

@@ -40,7 +40,6 @@ from coordinator.tasks.problem_file import Book, line
 from coordinator.tasks.reward_functions import load_callable, module
 from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN, ChatMessage, Problem, Prompt, Split
-from protocol.text.plain import counted
 
 PROMPTS = ("prompt", "question", "problem", "input", "instruction")
 ANSWERS = ("answer", "ground_truth", "reward_model.ground_truth", "solution", "target", "label", "output")
@@ -266,12 +265,13 @@ def _nothing_to_train_on(config: Config, kept: Mapping[str, int], repeated: int)
     source = config.data.train or config.task.name
     if not repeated:
         return ConfigInvalid(f"There is no problem to train on in {source}.", hint="Add problems of the split `train`.")
-    others = " and ".join(f"{count} of {split}" for split, count in kept.items() if count)
+    others = " and ".join(f"{count:,} of {split}" for split, count in kept.items() if count)
+    different = sum(kept.values())
     return ConfigInvalid(
-        f"There is no problem to train on in {source}: its {counted(repeated, 'prompt')} of the split `train` are also "
-        f"among the {others}, and no prompt is in two splits.",
-        hint="Give each split other prompts: `problems(split, seed)` must depend on `split`, and data.train and "
-        "data.eval must be different files.",
+        f"There is no problem to train on in {source}: only {different:,} of its {different + repeated:,} problems are "
+        f"different, {others}, and no problem is in two splits.",
+        hint="There are too few different problems, or each split has the same ones: `problems(split, seed)` must "
+        "depend on `split`, and data.train and data.eval must be different files.",
     )
 
 

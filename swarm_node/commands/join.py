@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from protocol.errors import ConfigInvalid, SwarmError, named
+from protocol.errors import ConfigInvalid, SwarmError, UntrustedRoot, named
 from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK, ROUNDS_PER_AGENT_MAX
 from protocol.people.nicknames import nickname
 from protocol.text.money import parse_unit
@@ -333,7 +333,7 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
     try:
         said = trio.run(preview.print_preview, settings, key)
     except SwarmError as error:
-        if must:
+        if must or _serves_another_round(error, settings):
             raise
         said = [f"Demand and earnings: unknown: {named(error)}"]
     for line in said:
@@ -349,8 +349,8 @@ def _fitting(
 ) -> tuple["Choose", "tuple[EngineCard, ...]"]:
     """Return the chooser of the engine, with the precision that fits the round's model, and the cards that can hold it.
 
-    Raise an error if no precision fits. If the round cannot be reached, or has published no version yet, the agent
-    decides later.
+    Raise an error if no precision fits, or if the coordinator does not serve the round of the join string. If the round
+    cannot be reached, or has published no version yet, the agent decides later.
     """
     import trio
 
@@ -368,8 +368,10 @@ def _fitting(
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
         round_ = trio.run(preview.published, settings, key)
-    except SwarmError:  # the agent logs the reason, and retries if that helps
-        log.info("precision: not decided yet; the coordinator does not respond")
+    except SwarmError as error:  # the agent retries if that helps
+        if _serves_another_round(error, settings):
+            raise
+        log.info("precision: not decided yet: %s", named(error))
         return partial(for_policy, wanted, options), engine_cards(seen)
     if round_.model is None:
         log.info("precision: not decided yet; no version is published")
@@ -383,6 +385,17 @@ def _fitting(
         if card.name:
             log.info("card %d (%s): %s", card.number, card.name, card.left_out or "used")
     return lambda unfit: for_policy(wanted, fit, {**chosen.unfit, **unfit}), engines
+
+
+def _serves_another_round(error: SwarmError, settings: "member.MemberSettings") -> bool:
+    """Return True if the join string names another root than the coordinator's, in a round that was never trusted here.
+
+    A round that was trusted before may be back when the attack is over: the agent retries.
+    """
+    from swarm_node.coordinator_api.join_string import TRUST_FILE, round_folder
+
+    known = (round_folder(settings.home, settings.join) / TRUST_FILE).exists()
+    return isinstance(error, UntrustedRoot) and not known
 
 
 def _live_view(*, wanted: bool) -> "Show | None":

@@ -58,6 +58,7 @@ def _of_stopped(said: str, last: dict[str, Any] | None, now_ms: int) -> Iterator
     yield said
     if last is None:
         yield "No earlier run is recorded: none was started here, or it was killed. `swarm-node` names the next step."
+        yield "An agent that was started with --home is found with `swarm-node status --home FOLDER`, or by SWARM_HOME."
         return
     code = f" [{last['code']}]" if last.get("code") else ""
     since = ago((now_ms - last["at_ms"]) / 1000)

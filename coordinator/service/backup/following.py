@@ -39,7 +39,7 @@ import sqlalchemy as sa
 from blake3 import blake3
 
 from coordinator.base.files import full_disk_named, link_or_copy, make_folder, open_private, sync, write_durably
-from coordinator.config import Config
+from coordinator.config import Config, fixed
 from coordinator.reports import standby
 from coordinator.reports.standby import Confirmed
 from coordinator.service.backup import database, making, training
@@ -131,10 +131,7 @@ class Follower:
         return self._is_open
 
     def __enter__(self) -> "Follower":
-        if not (self._folder / "resolved.json").exists():
-            raise ConfigInvalid(
-                f"There is no round in {self._folder}.", hint="Create one with `swarm-coordinator init`."
-            )
+        fixed.require_round(self._folder)
         if self._target.is_relative_to(self._folder):
             raise ConfigInvalid(
                 f"{self._target} is inside the round's own folder.", hint="Choose a folder on another disk."

@@ -27,7 +27,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.base.files import link_or_copy, make_folder, open_private
-from coordinator.config import Config
+from coordinator.config import Config, fixed
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.service.backup import database, training
 from coordinator.service.backup.archive import (
@@ -133,8 +133,7 @@ class _Staged:
 def make(config: Config, config_file: Path, target: Path, *, passphrase: str | None, tell: Tell) -> Contents:
     """Save a round, which may be running; leave out its keys if there is no passphrase."""
     folder = config.round.directory
-    if not (folder / "resolved.json").exists():
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator init`.")
+    fixed.require_round(folder)
     if target.exists():
         raise ConfigInvalid(f"{target} exists already.", hint="Choose a new file or folder.")
     with _staging(folder) as staged:

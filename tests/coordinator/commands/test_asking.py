@@ -159,8 +159,9 @@ def test_a_coordinator_that_leads_and_is_silent_is_another_trouble(stopped: Path
 def test_a_round_that_never_was_is_none(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text("")
-    with pytest.raises(ConfigInvalid, match="There is no round"):
+    with pytest.raises(ConfigInvalid, match="There is no round") as refused:
         say("status", str(file), "--set", f"round.directory={tmp_path}")
+    assert "a relative round.directory counts from the current folder" in refused.value.hint
 
 
 def test_looking_changes_nothing_and_leading_is_seen(tmp_path: Path) -> None:

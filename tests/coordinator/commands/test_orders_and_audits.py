@@ -70,6 +70,9 @@ async def test_a_ban_says_what_it_would_void_and_asks(round_: Listening) -> None
     assert f"1 claim worth {unit.figure(round_.credit_micros)} would be void" in refused.stderr
     assert "1 lease would end, and 1 group would leave" in refused.stderr
     assert "0 claims worth" in refused.stderr
+    unasked = await round_.say("nodes", "ban", "n1", "--reason", "why not")
+    assert isinstance(unasked.exception, ConfigInvalid)
+    assert "Add --yes" in unasked.exception.hint
     row = json.loads((await round_.say("nodes", "show", "n1", "--json")).stdout)
     assert (row["banned_ms"], row["pending_micros"], row["orders"]) == (None, round_.credit_micros, [])
 

@@ -293,3 +293,14 @@ async def test_ever_new_addresses_are_refused_over_http_with_when_to_come_again(
     assert answered.status == 429
     assert canonical.decode(await answered.read())["code"] == "too_many_statements"
     assert 0 < int(answered.headers["Retry-After"]) <= 86_400
+
+
+async def test_a_wrong_fingerprint_ends_a_join_with_its_one_error(
+    served: Served, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    join = f"{served.client.make_url('/')}#{'0' * 64}".replace("/#", "#")
+    for shown in ("--plain", "--quiet"):
+        done = await run(node_app, "join", join, "--home", str(home), "--engine", "torch", shown)
+        assert code(done) == "untrusted_root", done.output
+        assert "Demand" not in done.output
+    assert "precision" not in caplog.text

@@ -44,6 +44,13 @@ def test_the_verdict_comes_first(told: dict[str, Any]) -> None:
     assert told["learner"]["why"] in first
 
 
+def test_a_round_with_a_trainer_of_its_own_counts_the_trainers_updates(world: World) -> None:
+    world.publish(2, update=5)
+    told = world.run(summary.explained, config=parse({"learner": {"external": True}}), alive_since_ms=0) | ROUND
+    assert lines(told)["round"][0] == "starting: update 5 of the trainer"
+    assert lines(told)["versions"][0] == "version 2 of update 5, one for each publication of the trainer"
+
+
 def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) -> None:
     micros = {"posted_micros": 8, "pending_micros": 0, "voided_micros": 0}
     assert told["credit"] == micros | {"posted_tokens": 8, "pending_tokens": 0, "voided_tokens": 0}

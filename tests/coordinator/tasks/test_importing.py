@@ -169,7 +169,11 @@ def test_a_file_of_the_operators_is_run_once_and_elsewhere(tmp_path: Path) -> No
         ("def problems(split, seed): return [3]", "held_out problem 1 is not a dict"),
         ("def problems(split, seed): return [{'text': 1}]", "has no prompt: its columns are text"),
         ("def problems(split, seed): return []", "no problem to train on"),
-        ('def problems(split, seed): yield {"prompt": "1"}', "1 of held_out, and no prompt is in two splits"),
+        ('def problems(split, seed): yield {"prompt": "1"}', "1 of held_out, and no problem is in two splits"),
+        (
+            'def problems(split, seed): return [{"prompt": n} for n in "123" * 3]',
+            "only 3 of its 27 problems are",
+        ),
         ("def problems(split, seed): raise KeyError('x')", "raised KeyError"),
         ("def problems(split, seed): return [{'prompt': 3}]", "neither text nor messages"),
     ],

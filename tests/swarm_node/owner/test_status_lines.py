@@ -226,7 +226,9 @@ def test_where_no_agent_runs_the_reason_of_the_last_one_is_told() -> None:
         "The last agent ended 1 min 0 s ago: No room. [disk_full]",
         "Make some.",
     ]
-    assert "killed" in "\n".join(status_lines.of_stopped("None runs.", None, now_ms=NOW_MS))
+    never = "\n".join(status_lines.of_stopped("None runs.", None, now_ms=NOW_MS))
+    assert "killed" in never
+    assert "`swarm-node status --home FOLDER`" in never
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ async def run(
     try:
         secure = tls.context(config)
         await _make_up_for_absence(round_)
+        await round_.publish_checkpoint()  # a standby copy may lack the last one, and nobody is to see an older one
         await listen(runner, config.round.listen)
         if secure:
             await listen(runner, config.round.tls_listen, secure, handshake_s=runner.app[BOUNDS].handshake_s)

@@ -49,7 +49,18 @@ from coordinator.service.notices import LOOK_S as LOOK_AT_ALARMS_S
 from coordinator.service.notices import SEND_S, OperatorNotices
 from coordinator.service.round import Round
 from coordinator.tasks.kinds import process_spec
-from coordinator.transactions import audits, evaluations, fleet, leases, links, lottery, owners, queries, registry
+from coordinator.transactions import (
+    audits,
+    broadcasts,
+    evaluations,
+    fleet,
+    leases,
+    links,
+    lottery,
+    owners,
+    queries,
+    registry,
+)
 from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
 from protocol.policy.phrase import phrase
@@ -279,12 +290,13 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _make_up_for_absence(round_: Round) -> None:
-    """Extend nodes' leases and auditors' cases by the downtime, before any request is served."""
+    """Extend nodes' leases and auditors' cases by the downtime, before any request is served; record this start."""
     alive_ms, moment_ms = opening.touched_ms(round_.folder), now_ms()
     times = {"timeout_ms": round_.terms.timeout_ms, "back_ms": BACK_MS, "now_ms": moment_ms}
     if extended := await round_.database.run(leases.extend_after_downtime, alive_ms=alive_ms, **times):
         log.info("Resumed %d leases after %.0f s of downtime", extended, (moment_ms - alive_ms) / 1000)
     await round_.database.run(audits.resume, terms=round_.audits, now_ms=moment_ms)
+    await round_.database.run(broadcasts.record_start, moment_ms)
 
 
 async def _sweep(round_: Round, best: Best) -> None:

@@ -176,19 +176,24 @@ async def _next_turns(
     rollouts: Sequence[CheckedRollout | Unreadable],
     verdicts: Sequence[Verdict],
 ) -> tuple[Lease, ...]:
-    """Return the next turns of the episodes whose turns were accepted now, if the environment answers soon."""
+    """Return the next turns of the episodes whose turns were accepted now, if the environment answers soon.
+
+    Of turns that were accepted earlier, whose answer may have been lost, the next ones are returned, too.
+    """
     round_ = request.app[ROUND]
     taken = {verdict.lease_id for verdict in verdicts if verdict.outcome == "accepted"}
+    sent_again = [verdict.lease_id for verdict in verdicts if verdict.outcome == "already_accepted"]
     claims = {answer.claim_id: answer.lease_id for answer in rollouts if isinstance(answer, CheckedRollout)}
     claims = {claim_id: lease_id for claim_id, lease_id in claims.items() if lease_id in taken}
-    if not claims or round_.news.finished:
+    if not (claims or sent_again) or round_.news.finished:
         return ()
     draw, lease_ids = await round_.policy.draw(), list(claims.values())
+    give = partial(offers.offer_turns, sent_again=sent_again, terms=round_.terms, draw=draw)
 
     def offer(connection: sa.Connection) -> tuple[Lease, ...]:
-        return offers.offer_turns(connection, said.node, lease_ids, terms=round_.terms, draw=draw, now_ms=now_ms())
+        return give(connection, said.node, lease_ids, now_ms=now_ms())
 
-    leases = await round_.waiting.turns.wait(claims.keys(), offer)
+    leases = await round_.waiting.turns.wait(claims.keys(), offer) if claims else None
     return await round_.database.run_for_node(offer) if leases is None else leases
 
 

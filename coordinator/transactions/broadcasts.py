@@ -5,6 +5,7 @@
   its own time, so it trusts no other clock. The transfer time of the message is added, and no stage is reached before
   publication.
 - A broadcast ends for a node with its first token; for a mirror, which samples nothing, when its files are whole.
+- A time in which the coordinator was started contains its outage: it is shown, and does not count for `usual_s`.
 - A node may lie about itself, and gains nothing by it.
 - All functions are effects, `(connection, …) → outcome`.
 """
@@ -15,6 +16,7 @@ from typing import Any, get_args
 
 import sqlalchemy as sa
 
+from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import broadcasts, is_alive, nodes, receipts, uploads, versions
 from coordinator.transactions import policy_versions, registry
 from coordinator.transactions.links import VERSIONS_KEPT
@@ -24,8 +26,19 @@ from protocol.work.messages import Reached, Stage
 
 STAGES: dict[Stage, sa.Column[int]] = {stage: broadcasts.c[f"{stage}_ms"] for stage in get_args(Stage)}
 
+STARTS = Fact[list[int]]("starts_ms", [])
+"""The fact of the times of the coordinator's last starts, the oldest first."""
+
+STARTS_KEPT = 16
+"""Far more starts than the last versions have in any round but one that fails at once, which publishes nothing."""
+
 ENDED_MS = sa.case((nodes.c.phase == "mirroring", broadcasts.c.fetched_ms), else_=broadcasts.c.first_token_ms)
 """The time when a broadcast ended for a node."""
+
+
+def record_start(connection: sa.Connection, now_ms: int) -> None:
+    """Record a start of the coordinator."""
+    set_fact(connection, STARTS, [*get_fact(connection, STARTS), now_ms][-STARTS_KEPT:])
 
 
 def start_broadcast(
@@ -59,6 +72,11 @@ def record_progress(connection: sa.Connection, node: NodeId, reached: Iterable[R
 
 def shown_version(connection: sa.Connection, *, alive_since_ms: int) -> int | None:
     """Return the newest version that is sampled from; the newest of all counts once every live node holds it."""
+    return next(iter(_settled(connection, alive_since_ms)), None)
+
+
+def _settled(connection: sa.Connection, alive_since_ms: int) -> list[int]:
+    """Return the versions that are sampled from, the newest first."""
     newest, _ = policy_versions.newest_version(connection)
     behind = is_alive(alive_since_ms) & (nodes.c.version < broadcasts.c.version)
     settled = (
@@ -68,10 +86,27 @@ def shown_version(connection: sa.Connection, *, alive_since_ms: int) -> int | No
         .having(sa.func.count(ENDED_MS) > 0)
         .having((broadcasts.c.version < newest) | (sa.func.sum(sa.case((behind, 1), else_=0)) == 0))
         .order_by(broadcasts.c.version.desc())
-        .limit(1)
     )
-    version: int | None = connection.execute(settled).scalar()
-    return version
+    return list(connection.execute(settled).scalars())
+
+
+def usual_s(connection: sa.Connection, *, alive_since_ms: int) -> float:
+    """Return the usual T_bcast: the median over the last versions of their medians; 0 before the first.
+
+    Of two versions the quicker one counts, so that no single broadcast sets a figure on which advice rests.
+    """
+    starts = get_fact(connection, STARTS)
+    ended = (
+        sa.select(broadcasts.c.version, versions.c.published_ms, ENDED_MS)
+        .join_from(broadcasts, versions, versions.c.version == broadcasts.c.version)
+        .join(nodes, nodes.c.node_id == broadcasts.c.node_id)
+        .where(broadcasts.c.version.in_(_settled(connection, alive_since_ms)), ENDED_MS.is_not(None))
+    )
+    seconds: dict[int, list[float]] = {}
+    for version, published_ms, ended_ms in connection.execute(ended):
+        if not any(published_ms < start_ms <= ended_ms for start_ms in starts):
+            seconds.setdefault(version, []).append((ended_ms - published_ms) / 1000)
+    return statistics.median_low(map(statistics.median, seconds.values())) if seconds else 0.0
 
 
 def summary(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The fleet of a running round: its measurements, and the decision of `rules.fleet_choice` put into the store.
 
-- T_train is the median of the last updates, T_bcast the median of the last broadcast. A node's rate comes from its
+- T_train is the median of the last updates, T_bcast that of the last broadcasts. A node's rate comes from its
   leases that ended lately; its cost is its price today for the mean tokens of a recent group.
 - Everything is read from the store at each decision, so a restart changes nothing.
 - A node's claimed speed counts for no more than the highest measured rate: a false claim puts nobody out of work for
@@ -73,7 +73,6 @@ def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> P
         connection,
         sa.select(batches.c.busy_s).where(batches.c.busy_s > 0).order_by(batches.c.batch.desc()).limit(UPDATES_SEEN),
     )
-    spread = broadcasts.summary(connection, alive_since_ms=alive_since_ms)
     groups = _groups(connection)
     if not train_s or groups is None:
         return None
@@ -81,7 +80,7 @@ def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> P
         staleness=staleness_bound.in_force(connection, config.staleness),
         rollouts_per_update=config.learner.groups_per_update,
         train_s=train_s,
-        broadcast_s=spread["median_s"] if spread else 0.0,
+        broadcast_s=broadcasts.usual_s(connection, alive_since_ms=alive_since_ms),
         rollout_s=groups.seconds,
     )
 

@@ -6,7 +6,8 @@
 - When a batch waits only for a few late groups, these are given to a second node
   (`coordinator.transactions.stragglers`).
 - Next turns of episodes go first: to the node that took the last turn, with its answer, or to whoever asks with the
-  same version (`coordinator.transactions.turns`).
+  same version (`coordinator.transactions.turns`). If the coordinator ends before it sends that answer, the node does
+  not know of the leases, and would wait for them until they expire: it gets others when it sends its rollouts again.
 - While others ask, a newcomer gets a trial, for which nothing waits (`coordinator.transactions.newcomers`).
 """
 
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 from coordinator.rules import lengths
 from coordinator.rules.lifecycle import GroupState
 from coordinator.store.facts import get_fact
-from coordinator.store.tables import groups, is_for_training, leases
+from coordinator.store.tables import IS_OPEN, groups, is_for_training, leases
 from coordinator.transactions import (
     admission,
     curriculum,
@@ -37,7 +38,16 @@ from coordinator.transactions import (
     turns,
 )
 from coordinator.transactions.admission import Admitted
-from coordinator.transactions.leases import GroupToLease, LeaseTerms, expire, reopen, set_group
+from coordinator.transactions.leases import (
+    BACK,
+    GroupToLease,
+    LeaseTerms,
+    OpenLease,
+    end_unanswered,
+    expire,
+    reopen,
+    set_group,
+)
 from coordinator.transactions.partial_rollouts import Told
 from coordinator.transactions.prompts import QUERY, PromptRef
 from coordinator.transactions.registry import WorkerRow
@@ -45,7 +55,7 @@ from ledger.entry import amount, with_bonus
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.ids import NodeId
-from protocol.work.lease import Lease, LeaseState, Prefix, is_exact
+from protocol.work.lease import Lease, LeaseEvent, LeaseState, Prefix, is_exact
 from protocol.work.messages import LeaseReply, LeaseRequest, Reason
 from protocol.work.rollout import pack_tokens
 
@@ -103,6 +113,16 @@ _waited_long = groups.c.waits_until_ms <= sa.bindparam("now", type_=sa.BigIntege
 _turns_in_vain = Prepared(_some.where(_is_at_turn, _waited_long), GroupToLease)
 _after = groups.c.begun.in_(sa.bindparam("leases", expanding=True))
 _answered_by = Prepared(_oldest.where(_is_at_turn, _after), GroupToLease)
+_unheard = Prepared(
+    sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(
+        IS_OPEN,
+        leases.c.state == LeaseState.OFFERED.value,  # not reported as held
+        leases.c.node_id == sa.bindparam("node"),
+        leases.c.continues.in_(sa.bindparam("leases", expanding=True)),
+        leases.c.issued_ms <= sa.bindparam("back", type_=sa.BigInteger),
+    ),
+    OpenLease,
+)
 _begun_of = Prepared(
     sa.select(groups.c.begun, groups.c.begun_version).where(groups.c.group_no == sa.bindparam("group")), BegunGroup
 )
@@ -182,12 +202,21 @@ def offer_turns(
     node: NodeId,
     lease_ids: Sequence[str],
     *,
+    sent_again: Sequence[str] = (),
     terms: LeaseTerms,
     draw: PromptDraw,
     now_ms: int,
 ) -> tuple[Lease, ...]:
-    """Give a node the next turns of the groups whose last turns it took with these leases, as far as they are known."""
+    """Give a node the next turns of the groups whose last turns it took with these leases, as far as they are known.
+
+    `sent_again` are other leases, whose rollouts it has sent again. If it was given their next turns before a restart
+    of the coordinator, that answer was lost: new leases replace those.
+    """
     worker = registry.require_worker(connection, node)
+    if sent_again:
+        for lost in _unheard(connection, node=node, leases=list(sent_again), back=get_fact(connection, BACK)):
+            end_unanswered(connection, lost, LeaseEvent.CANCEL, terms, now_ms)
+        lease_ids = [*lease_ids, *sent_again]
     answered = _answered_by(connection, leases=list(lease_ids))
     if not answered or not worker.works or worker.paused_ms is not None:
         return ()

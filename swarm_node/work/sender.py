@@ -5,8 +5,8 @@
   beside the others, since the next turn depends on it. After a failure none is, until the next answer.
 - All requests under way share the limits of one: with eight rollouts under way a turn waits. One rollout that is larger
   than the space left is still sent.
-- The answer may have leases, for the next turns of episodes: the worker gets them before the verdicts are recorded. The
-  answer to rollouts that are sent again has none; then the worker gets the turn by an ordinary request.
+- The answer may have leases, for the next turns of episodes: the worker gets them before the verdicts are recorded. If
+  that answer is lost, the one to the rollouts that are sent again has them, or the worker gets them by a request.
 """
 
 import logging

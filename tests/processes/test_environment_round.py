@@ -95,10 +95,18 @@ def test_episodes_outlive_their_process_and_the_coordinator(swarm: Swarm, policy
         assert codec.decode(unpack_tokens(lease.prefixes[0].tokens).tolist()).endswith(f"={start + 4}+")
         assert environment_processes(coordinator) != [pid]
 
-        assert node.submit(node.turn(lease, said))[0].outcome == "accepted"
+        third = node.turn(lease, said)
+        assert node.submit(third)[0].outcome == "accepted"
         coordinator.program.kill()
         coordinator.start()
-        lease = taken(node, version)
+        lost = taken(node, version)
+        coordinator.program.kill()
+        coordinator.start()
+        again = node.submitted(third)
+        assert again.verdicts[0].outcome == "already_accepted"
+        (lease,) = again.leases
+        assert (lease.prefixes, lease.seed) == (lost.prefixes, lost.seed)
+        assert lease.lease_id != lost.lease_id, "the node may not know of the lease that was offered before the kill"
         assert codec.decode(unpack_tokens(lease.prefixes[1].tokens).tolist()).endswith(f"={start + 6}+")
         assert node.submit(node.turn(lease, said))[0].outcome == "accepted"
 

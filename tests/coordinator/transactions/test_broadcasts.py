@@ -7,6 +7,7 @@ import pytest
 from coordinator.config import parse
 from coordinator.reports import summary
 from coordinator.store import tables
+from coordinator.store.facts import get_fact
 from coordinator.transactions import broadcasts, links, registry
 from protocol.policy.chunks import digest
 from protocol.wire.signing import NodeKey
@@ -187,6 +188,67 @@ def test_the_version_before_is_shown_until_every_node_alive_has_the_newest(
     assert version_shown() == 2
     beat(world, other, version=3)
     assert version_shown() == 3, "every node has it, even if one found no work for it"
+
+
+def spread_over(world: World, keys: tuple[NodeKey, ...], *times_s: float) -> float:
+    """Publish a version that reaches each node after such a time; return the usual T_bcast then."""
+    version = 1 + max(row["version"] for row in world.rows(tables.broadcasts))
+    for key in keys:
+        beat(world, key, version=version - 1)
+    publish(world, version)
+    published_ms = world.now_ms
+    for key, took_s in zip(keys, times_s, strict=True):
+        world.now_ms = published_ms + round(1000 * took_s)
+        say(world, key, version, first_token=0.0)
+        beat(world, key, version=version)
+    return usual_s(world)
+
+
+def usual_s(world: World) -> float:
+    usual: float = world.run(broadcasts.usual_s, alive_since_ms=world.now_ms - SILENT_MS)
+    return usual
+
+
+def test_the_usual_time_is_that_of_several_broadcasts(world: World, pair: tuple[NodeKey, NodeKey]) -> None:
+    assert usual_s(world) == 0.0
+    for key in pair:
+        say(world, key, first_token=0.0)
+    assert spread_over(world, pair, 100.0, 104.0) == 0.0, "of two versions the quicker one counts"
+    assert spread_over(world, pair, 2.0, 4.0) == 3.0
+    assert spread_over(world, pair, 5.0, 5.0) == 3.0
+    assert shown(world)["broadcast"]["median_s"] == 5.0, "the last broadcast alone"
+
+
+def test_a_time_that_contains_an_outage_of_the_coordinator_does_not_count(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    world.run(broadcasts.record_start, world.now_ms)  # at the moment of publication
+    world.now_ms += 3000
+    for key in pair:
+        say(world, key, first_token=0.0)
+        beat(world, key, version=2)
+    assert usual_s(world) == 3.0
+    publish(world, 3)
+    published_ms = world.now_ms
+    world.now_ms += 1000
+    say(world, pair[0], version=3, first_token=0.0)
+    world.now_ms += 101_000
+    world.run(broadcasts.record_start, world.now_ms)
+    for key in pair:
+        say(world, key, version=3, first_token=0.0)
+        beat(world, key, version=3)
+    assert usual_s(world) == 1.0, "of the node that had begun before the outage"
+    assert shown(world)["broadcast"]["max_s"] == (world.now_ms - published_ms) / 1000 == 102.0
+    world.now_ms += 1
+    assert spread_over(world, pair, 7.0, 7.0) == 3.0, "the median of 1, 3 and 7"
+
+
+def test_only_the_last_starts_are_kept(world: World) -> None:
+    for _ in range(broadcasts.STARTS_KEPT + 1):
+        world.now_ms += 1
+        world.run(broadcasts.record_start, world.now_ms)
+    starts = world.run(get_fact, broadcasts.STARTS)
+    assert starts == list(range(world.now_ms - broadcasts.STARTS_KEPT + 1, world.now_ms + 1))
 
 
 def test_a_node_that_vanished_holds_nobody_up(world: World, pair: tuple[NodeKey, NodeKey]) -> None:

@@ -10,8 +10,8 @@ from coordinator.config import Config, parse
 from coordinator.reports import summary
 from coordinator.rules.fleet_choice import Change
 from coordinator.store import tables
+from coordinator.transactions import broadcasts, registry
 from coordinator.transactions import fleet as activation
-from coordinator.transactions import registry
 from protocol import limits
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import Heartbeat, Transfer
@@ -68,6 +68,21 @@ def three(tmp_path: Path) -> Any:
         beat(world, key)
     yield world, keys
     world.database.close()
+
+
+def test_an_outage_within_the_last_broadcasts_is_no_part_of_the_load(three: Any) -> None:
+    """Else the status would advise to raise `staleness.max_updates` to whatever a restart took."""
+    world, keys = three
+    published = {row["version"]: row["published_ms"] for row in world.rows(tables.versions)}
+    world.run(broadcasts.record_start, world.now_ms + 90_000)
+    ended_ms = {1: published[1] + 2000, 2: world.now_ms + 100_000, 3: world.now_ms + 100_000}
+    rows = [
+        {"version": version, "node_id": keys[0].node_id, "first_token_ms": first_token_ms}
+        for version, first_token_ms in ended_ms.items()
+    ]
+    world.run(lambda connection: connection.execute(tables.broadcasts.insert(), rows) and None)
+    load = world.run(activation.load, config(), alive_since_ms=world.now_ms + 1)
+    assert load.broadcast_s == 2.0
 
 
 def at_work(world: World) -> dict[str, bool]:

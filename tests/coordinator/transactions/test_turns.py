@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.store import tables
-from coordinator.transactions import offers, scoring, standings
+from coordinator.transactions import leases, offers, scoring, standings
 from protocol.errors import LeaseMismatch
 from protocol.tasks import Reward
 from protocol.wire.signing import NodeKey
@@ -62,12 +62,14 @@ def environment(world: World, ends: Callable[[int, int], bool] = lambda number, 
     return len(waiting)
 
 
-def turns_for(world: World, key: NodeKey, *leases: Lease) -> tuple[Lease, ...]:
+def turns_for(world: World, key: NodeKey, *leases: Lease, sent_again: bool = False) -> tuple[Lease, ...]:
     """The next turns that a submission's reply carries."""
+    lease_ids = [lease.lease_id for lease in leases]
     given: tuple[Lease, ...] = world.run(
         offers.offer_turns,
         key.node_id,
-        [lease.lease_id for lease in leases],
+        [] if sent_again else lease_ids,
+        sent_again=lease_ids if sent_again else [],
         terms=world.terms,
         draw=world.draw,
         now_ms=world.now_ms,
@@ -409,6 +411,48 @@ def test_a_restart_between_turns_loses_nothing(play: World) -> None:
     assert environment(play) == 1
     play.reopen()
     (second,) = turns_for(play, key, lease)
+    assert play.submit(key, say(key, second)).outcome == "accepted"
+
+
+def restart(world: World, downtime_ms: int) -> None:
+    """Kill the coordinator, and launch it again after some time."""
+    terms = {"timeout_ms": world.terms.timeout_ms, "back_ms": 100}
+    died_ms, world.now_ms = world.now_ms, world.now_ms + downtime_ms
+    world.reopen()
+    world.run(leases.extend_after_downtime, alive_ms=died_ms, now_ms=world.now_ms, **terms)
+
+
+@pytest.mark.parametrize("downtime", [0.1, 10])
+def test_a_turn_whose_offer_was_lost_with_the_coordinator_is_offered_again(play: World, downtime: float) -> None:
+    """Else the node, which stays with the version of its open leases, would do nothing until these expire."""
+    play.terms = replace(play.terms, groups_per_update=1, staleness=0)
+    key = play.join(1)
+    lease, _ = first_turn(play, key)
+    environment(play)
+    (lost,) = turns_for(play, key, lease)
+    restart(play, int(downtime * play.terms.timeout_ms))
+    play.publish(2, 1)
+    waits = play.offer(key, continues=True, finishing=True)
+    assert (waits.leases, waits.stays) == ((), True), "it cannot learn of the lease by a request for work"
+    assert play.submit(key, say(key, lease)).outcome == "already_accepted"
+    (again,) = turns_for(play, key, lease, sent_again=True)
+    assert (again.seed, again.version, again.prefixes) == (lost.seed, lost.version, lost.prefixes)
+    assert again.expires_ms == play.now_ms + play.terms.timeout_ms
+    assert play.lease_states()[lost.lease_id] == "cancelled", "nobody is blamed"
+    assert play.submit(key, say(key, again)).outcome == "accepted"
+    assert play.audit() == []
+
+
+def test_a_turn_that_its_node_may_hold_is_not_replaced(play: World) -> None:
+    key = play.join(1)
+    lease, _ = first_turn(play, key)
+    environment(play)
+    (second,) = turns_for(play, key, lease)
+    play.now_ms += 1
+    assert turns_for(play, key, lease, sent_again=True) == (), "no restart since"
+    play.tell(key, held=[second])
+    restart(play, 100)
+    assert turns_for(play, key, lease, sent_again=True) == (), "reported as held"
     assert play.submit(key, say(key, second)).outcome == "accepted"
 
 

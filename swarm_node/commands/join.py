@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from protocol.errors import ConfigInvalid, SwarmError, UntrustedRoot, named
+from protocol.errors import ConfigInvalid, SwarmError, Unreachable, UntrustedRoot, named
 from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK, ROUNDS_PER_AGENT_MAX
 from protocol.people.nicknames import nickname
 from protocol.text.money import parse_unit
@@ -371,7 +371,8 @@ def _fitting(
     except SwarmError as error:  # the agent retries if that helps
         if _serves_another_round(error, settings):
             raise
-        log.info("precision: not decided yet: %s", named(error))
+        reason = "the coordinator does not respond" if isinstance(error, Unreachable) else named(error)
+        log.info("precision: not decided yet; %s", reason)
         return partial(for_policy, wanted, options), engine_cards(seen)
     if round_.model is None:
         log.info("precision: not decided yet; no version is published")

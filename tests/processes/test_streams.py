@@ -68,12 +68,20 @@ def whole(coordinator: Coordinator, key: str) -> list[int]:
     return tokens
 
 
-def at_work(coordinator: Coordinator, nodes: dict[str, Program]) -> str:
-    """The name of the node that samples; none where the answer is whole already."""
+class Sampler(NamedTuple):
+    """A node that samples, and its lease."""
+
+    name: str
+    lease_id: str
+
+
+def at_work(coordinator: Coordinator, nodes: dict[str, Program]) -> Sampler | None:
+    """The node that samples; none where the answer is whole already."""
     for name, node in nodes.items():
-        if set(coordinator.leases_of(node_id_of(node)).values()) & set(OPEN):
-            return name
-    return ""
+        for lease_id, state in coordinator.leases_of(node_id_of(node)).items():
+            if state in OPEN:
+                return Sampler(name, lease_id)
+    return None
 
 
 class Reading(NamedTuple):
@@ -81,30 +89,30 @@ class Reading(NamedTuple):
 
     tokens: list[int]
     parts: int
-    killed: str
+    killed: Sampler | None
     last: dict[str, Any]
 
 
-def kill_at_work(coordinator: Coordinator, nodes: dict[str, Program]) -> str:
-    """Kill the node that samples, and return its name. Both are stopped before, so that neither sends the answer."""
+def kill_at_work(coordinator: Coordinator, nodes: dict[str, Program]) -> Sampler | None:
+    """Kill the node that samples, and return it. Both are stopped before, so that neither sends the answer."""
     for node in nodes.values():
         node.process.send_signal(signal.SIGSTOP)
     if killed := at_work(coordinator, nodes):
-        nodes[killed].kill()
+        nodes[killed.name].kill()
     for name, node in nodes.items():
-        if name != killed:
+        if not killed or name != killed.name:
             node.process.send_signal(signal.SIGCONT)
     return killed
 
 
-def had_answered(coordinator: Coordinator, killed: Program) -> bool:
+def had_answered(coordinator: Coordinator, nodes: dict[str, Program], killed: Sampler) -> bool:
     """Return True if the answer was on its way already when the node was stopped."""
-    return set(coordinator.leases_of(node_id_of(killed)).values()) == {LeaseState.ACCEPTED}
+    return coordinator.leases_of(node_id_of(nodes[killed.name]))[killed.lease_id] == LeaseState.ACCEPTED
 
 
 def read_and_kill(coordinator: Coordinator, key: str, nodes: dict[str, Program]) -> Reading:
     """Read a stream; at its first part kill the node that samples. The answer may be whole by then: nobody dies."""
-    tokens, parts, killed, last = list[int](), 0, "", dict[str, Any]()
+    tokens, parts, killed, last = list[int](), 0, None, dict[str, Any]()
     with stream(coordinator, key) as choices:
         for choice in choices:
             if choice["index"]:
@@ -134,8 +142,8 @@ def test_an_answer_is_read_while_it_grows_and_survives_its_node(
 
     def one_died_in_the_middle() -> Reading | None:
         read = read_and_kill(coordinator, key, nodes)
-        if read.killed and had_answered(coordinator, nodes[read.killed]):
-            nodes[read.killed] = join(swarm, read.killed, coordinator.join_string, "--engine", "torch")
+        if read.killed and had_answered(coordinator, nodes, read.killed):
+            nodes[read.killed.name] = join(swarm, read.killed.name, coordinator.join_string, "--engine", "torch")
             return None
         return read if read.killed else None
 
@@ -145,6 +153,9 @@ def test_an_answer_is_read_while_it_grows_and_survives_its_node(
     assert read.tokens == expected
     assert (read.last["finish_reason"], len(read.last["receipt"])) == ("length", 64)
     with coordinator.copy_of_store() as connection:
-        row = connection.execute(sa.text("SELECT continues FROM leases ORDER BY issued_ms DESC LIMIT 1")).one()
-    assert row.continues, "the second node did not begin anew"
+        query = sa.text(
+            "SELECT lease_id, node_id, state, issued_ms, continues FROM leases ORDER BY issued_ms DESC LIMIT 3"
+        )
+        rows = connection.execute(query).all()
+    assert rows[0].continues, f"the second node began anew after {read.killed}: {rows}"
     assert_ledger_is_sound(coordinator)

@@ -135,6 +135,7 @@ def _is_intended(coordinator: Coordinator) -> bool:
 
 @pytest.mark.slow
 def test_a_stopped_round_is_sent_back_and_its_learner_hears_of_it_when_it_is_launched(coordinator: Coordinator) -> None:
+    coordinator.reaches("version", 2)
     coordinator.program.interrupt()
     with pytest.raises(httpx.TransportError):
         coordinator.status()

@@ -65,6 +65,7 @@ def test_a_learner_that_deletes_its_checkpoint_does_not_disturb(
         shutil.rmtree(round_file.parent / "round" / "learner" / "checkpoints" / "000000002")
         return restore(self, path)
 
+    # The moment between the choice of a checkpoint and its reading, which no argument reaches.
     monkeypatch.setattr(TrainedPolicy, "restore", deleted_before)
     assert "after 2 updates" in export(str(round_file), str(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "round", "round.toml"]

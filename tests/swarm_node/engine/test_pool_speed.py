@@ -19,13 +19,13 @@ PAUSED = Unlimited(may_work=False)
 
 
 def one(unfit: Mapping[str, str]) -> Choice:
-    """Stands for one round."""
-    raise NotImplementedError
+    """Stands for one round: the pool compares it with others, and nothing calls it."""
+    raise NotImplementedError  # a call would be a fault
 
 
 def other(unfit: Mapping[str, str]) -> Choice:
-    """Stands for another one."""
-    raise NotImplementedError
+    """Stands for another round, in the same way."""
+    raise NotImplementedError  # a call would be a fault
 
 
 class Child:

@@ -73,6 +73,7 @@ def retract(
         if archive.read(get_fact, FINISHED):
             raise OutOfOrder("The round is finished: its learner takes no other policy any more.")
         wanted = _owners(archive, owners)
+        _require_learner_folder(config)
         found = make_plan(config, archive, wanted)
         if found is None:
             remove_done(config.round.directory / "learner", wanted)
@@ -119,10 +120,15 @@ def _require_replayable(config: Config) -> None:
             f"{config.learner.processes} processes train this round's policy; a retraction replays with one.",
             hint="If one device holds the policy, launch the round with learner.processes=1 and repeat the command.",
         )
+
+
+def _require_learner_folder(config: Config) -> None:
+    """Refuse a machine without the states and batches that the replay begins from."""
     if not (config.round.directory / "learner" / "start").is_dir():
         raise ConfigInvalid(
             f"The learner's folder is not in {config.round.directory}.",
-            hint="A learner on another machine cannot load the result: run it here, with a copy of its folder.",
+            hint="A learner on another machine cannot load the result: run it here, with a copy of its folder. "
+            "A learner that was just started makes it within a minute.",
         )
 
 

@@ -163,10 +163,10 @@ class Run:
         self.version += 1
         folder = self._publisher.uploads / str(self.version)
         if self._adapters:
-            self.policy.save_base(folder)
-            self.policy.save_adapter(folder)
+            self.policy.writer.save_base(folder)
+            self.policy.writer.save_adapter(folder)
         else:
-            self.policy.save_hub(folder)
+            self.policy.writer.save_hub(folder)
         files = tuple(
             UploadedFile(path=path.name, digest=chunks.digest(path.read_bytes())) for path in sorted(folder.iterdir())
         )

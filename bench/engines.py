@@ -66,7 +66,7 @@ def make_version(folder: Path, seed: int, shape: EmbeddedShape) -> Path:
     """A policy with random weights and its canary, whose end token is never drawn."""
     start = folder.with_name(f"{folder.name}-start")  # a policy's own folder has numbers and text alone
     make_policy(start, seed=seed, shape=shape)
-    TrainedPolicy(start, TrainSettings(learning_rate=1e-3)).save_hub(folder)
+    TrainedPolicy(start, TrainSettings(learning_rate=1e-3)).writer.save_hub(folder)
     for name in ("config.json", "generation_config.json"):
         file = folder / name
         file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 10**9}))

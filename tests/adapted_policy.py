@@ -19,8 +19,8 @@ def make_adapted(policy: Path, target: Path, *, seed: int) -> Path:
     assert learner._adapters
     for up in learner._adapters.up:
         up.data = torch.randn(up.shape, generator=random) * 0.05
-    learner.save_base(target)
-    learner.save_adapter(target, "a base")
+    learner.writer.save_base(target)
+    learner.writer.save_adapter(target, "a base")
     return target
 
 

@@ -35,6 +35,6 @@ def make_other_policy(folder: Path, config: Any, *, dtype: torch.dtype, part_siz
 def with_canary(folder: Path) -> Path:
     """Add the canary with which the learner publishes such a policy."""
     with tempfile.TemporaryDirectory() as published:
-        TrainedPolicy(folder, TrainSettings(learning_rate=1e-3)).save_hub(Path(published))
+        TrainedPolicy(folder, TrainSettings(learning_rate=1e-3)).writer.save_hub(Path(published))
         shutil.copyfile(Path(published) / FILE_NAME, folder / FILE_NAME)
     return folder

@@ -43,7 +43,7 @@ class Demand:
 def publish(shape: LearnerShape, folder: Path, device: str) -> Path:
     """Write a version with random weights and its canary, whose end token is never drawn."""
     write(shape, folder / "start", device)
-    TrainedPolicy(folder / "start", TrainSettings(learning_rate=1e-6, device=device)).save_hub(folder / "whole")
+    TrainedPolicy(folder / "start", TrainSettings(learning_rate=1e-6, device=device)).writer.save_hub(folder / "whole")
     return endless(folder / "whole", folder / "endless")
 
 

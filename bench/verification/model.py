@@ -73,7 +73,7 @@ def train(folder: Path, *, seed: int, steps: int, shape: EmbeddedShape) -> Path:
         first = 2**30 + step * SHEETS_PER_STEP
         sheets = [sheet(number) for number in range(first, first + SHEETS_PER_STEP)]
         imitate(policy.model, optimizer, answered(sheets, said.encode, said.end))
-    policy.save_hub(start)
+    policy.writer.save_hub(start)
     return start
 
 
@@ -86,7 +86,7 @@ def versions(start: Path, folder: Path, *, learning_rate: float, updates: int, k
     for update in range(1, updates + 1):
         policy.train_step(_batch(policy, text, range(update * 8, update * 8 + 8)))
         if folder / str(update) in kept:
-            policy.save_hub(folder / str(update))
+            policy.writer.save_hub(folder / str(update))
     return kept
 
 

@@ -175,13 +175,13 @@ class Crew:
     def _publish(self, folder: Path) -> Job:
         settings = self._config.learner
         if not (settings.lora_rank and settings.publish_adapters):
-            return self._left(self.policy.publishing(folder))
+            return self._left(self.policy.writer.publishing(folder))
         base = self._base()
         if self._ranks.first:
             folder.mkdir()
             for path in base.iterdir():
                 (folder / path.name).hardlink_to(path)
-        self.policy.save_adapter(folder, self._config.model.path)
+        self.policy.writer.save_adapter(folder, self._config.model.path)
         return _done
 
     def _left(self, job: Job) -> Job:
@@ -198,7 +198,7 @@ class Crew:
             draft = base.with_suffix(".new")
             if self._ranks.first:
                 shutil.rmtree(draft, ignore_errors=True)
-            self.policy.save_base(draft)
+            self.policy.writer.save_base(draft)
             if self._ranks.first:
                 for path in draft.iterdir():
                     sync(path)

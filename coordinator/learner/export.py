@@ -121,8 +121,8 @@ def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> i
         policy = TrainedPolicy(learner / "start", train_settings(config))
         policy.restore(last)
     if adapter:
-        policy.save_adapter(folder, config.model.path)
+        policy.writer.save_adapter(folder, config.model.path)
         (folder / canary.FILE_NAME).unlink()
     else:
-        policy.save_hub(folder)
+        policy.writer.save_hub(folder)
     return policy.update

@@ -54,7 +54,7 @@ def _write_whole(folder: Path, current: Path, made: Path) -> None:
     shutil.copytree(current, whole, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]:
         (whole / path.name).symlink_to(path.absolute())
-    TrainedPolicy(whole, TrainSettings(learning_rate=0.0)).save_hub(made)
+    TrainedPolicy(whole, TrainSettings(learning_rate=0.0)).writer.save_hub(made)
 
 
 def _write_adapter(folder: Path, current: Path, made: Path) -> None:
@@ -71,7 +71,7 @@ def _write_adapter(folder: Path, current: Path, made: Path) -> None:
         shutil.copytree(base, made)
         policy = TrainedPolicy(base, settings)
     policy.continue_from(folder)
-    policy.save_adapter(made, said["base_model_name_or_path"])
+    policy.writer.save_adapter(made, said["base_model_name_or_path"])
 
 
 def _require_adapter(folder: Path, current: Path) -> None:

@@ -12,12 +12,9 @@
   has every log-probability and every metric afterwards. All of them call the same methods in the same order.
 """
 
-import copy
-import json
 import logging
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -25,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from coordinator.base.files import sync
@@ -33,16 +30,7 @@ from coordinator.learner import checkpoint
 from coordinator.learner.advantages import factors, judged, of_batch, varied
 from coordinator.learner.objective import LossTerms, Metrics, mean, policy_loss, shares
 from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
-from coordinator.learner.publication import (
-    HubFiles,
-    Published,
-    canary_text,
-    carried_buffers,
-    computing_as_published,
-    in_range,
-    modules_beside,
-    scored_canary,
-)
+from coordinator.learner.policy_folders import PolicyWriter
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.state_root import state_root
@@ -56,7 +44,6 @@ from protocol.work.learning import TrainingGroup
 log = logging.getLogger(__name__)
 
 RANDOM = "random"
-GGUF_MAGIC = b"GGUF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +70,10 @@ class TrainedPolicy:
         self._adapters = self._adapt() if settings.lora_rank else None
         self._trained = dict((self._adapters or self.model).named_parameters())
         self._optimizer = make_optimizer(self.model, self._trained, settings)
+        self.writer = PolicyWriter(self.model, self._adapters, self._ranks, source=folder, dtype=self._published_dtype)
         ends = self.model.generation_config.eos_token_id
         if ends is None:  # 0 is a valid token, so `or` would be wrong
             ends = self.model.config.eos_token_id
-        self._canary_text = canary_text(folder, self.model.config.get_text_config())
         self.ends: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
         """Tokens that end a completion."""
         self.update = 0
@@ -140,7 +127,7 @@ class TrainedPolicy:
         draft = self._folder.with_name(f"{self._folder.name}.new")
         if self._ranks.first:
             shutil.rmtree(draft, ignore_errors=True)
-        self.save_hub(draft)
+        self.writer.save_hub(draft)
         if self._ranks.first:
             (draft / canary.FILE_NAME).unlink()
             for path in draft.iterdir():
@@ -271,91 +258,6 @@ class TrainedPolicy:
         self._ranks.total(table)
         return table if terms.old is None else torch.where(teaches[:, None], table, terms.old)
 
-    def save_hub(self, folder: Path) -> None:
-        """Write the policy in hub format: its current weights in its original type, tokenizer and canary."""
-        self.publishing(folder)()
-
-    def publishing(self, folder: Path) -> Callable[[], None]:
-        """Return the job that scores the canary and writes the folder; it must run before any weight changes.
-
-        One rank runs it in parallel with the next update, in modules of its own. Several ranks gather the weights of
-        each layer together: they use the model itself, and run it at once (see `crew`).
-        """
-        return partial(self._publish, folder, self.model if self._ranks.size > 1 else modules_beside(self.model))
-
-    def _publish(self, folder: Path, model: Any) -> None:
-        if self._ranks.first:
-            folder.mkdir(parents=True, exist_ok=True)
-        self._write_canary(folder, self._whole, model)
-        self._write(folder, self._whole)
-
-    def save_base(self, folder: Path) -> None:
-        """Write the base that adapters are published beside: the starting weights, configuration and tokenizer."""
-        self._write(folder, self._cast)
-
-    def save_adapter(self, folder: Path, base: str = "") -> None:
-        """Write the adapter for the base of that name, and the canary of both together."""
-        assert self._adapters
-        if self._ranks.first:
-            folder.mkdir(parents=True, exist_ok=True)
-            matrices = {name: part.cpu() for name, part in self._adapters.rounded(self._published_dtype).items()}
-            save_file(matrices, folder / adapter.WEIGHTS, {"format": "pt"})
-            (folder / adapter.CONFIG).write_bytes(self._adapters.config(base))
-        self._write_canary(folder, self._merged_by_nodes, self.model)
-
-    def _write(self, folder: Path, published: Published) -> None:
-        """Write a folder in hub format, by rank 0, with the weights that `published` makes of the trained ones."""
-        buffers = carried_buffers(self.model)
-        files = HubFiles(self.model, self._published_dtype, buffers)
-        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
-        with files.open(folder) if self._ranks.first else nullcontext() as write:
-            for names in files.together:
-                trained = [name for name in names if name in weights]
-                gathered = [(name, self._gathered(name, weights[name], published)) for name in trained]
-                if write:
-                    whole = {name: rows for name, rows in gathered if rows is not None}
-                    write(whole | {name: buffers[name] for name in names if name in buffers})
-        if not self._ranks.first:
-            return
-        config = copy.copy(self.model.config)
-        config.dtype = self._published_dtype
-        config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
-        vars(config).pop("auto_map", None)  # it names code, which nodes refuse
-        config.save_pretrained(folder)
-        self.model.generation_config.save_pretrained(folder)
-        for source in self._folder.iterdir():
-            if source.name.startswith(("tokenizer", "special_tokens", "chat_template")) and not _is_gguf(source):
-                shutil.copyfile(source, folder / source.name)
-
-    def _gathered(self, name: str, weight: torch.Tensor, published: Published) -> torch.Tensor | None:
-        """Return one whole published weight in rank 0's memory."""
-        rows = published(name, self._ranks.local(weight), self._ranks.rows(weight))
-        return self._ranks.gather(rows, weight)
-
-    def _cast(self, name: str, rows: torch.Tensor, _places: slice) -> torch.Tensor:
-        """Return rows of a weight without adapters, in the published dtype."""
-        return in_range(name, rows.to(self._published_dtype))
-
-    def _whole(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
-        """Return rows of a weight with adapters merged, in the published dtype."""
-        return self._cast(name, self._adapters.merged(name, rows, places) if self._adapters else rows, places)
-
-    def _merged_by_nodes(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
-        """Return rows of a weight as nodes merge the base and the adapter."""
-        assert self._adapters
-        return in_range(name, self._adapters.as_nodes_merge(name, rows, places, self._published_dtype))
-
-    def _write_canary(self, folder: Path, published: Published, model: Any) -> None:
-        """Write the canary of weights as they are published; every rank computes it, and rank 0 writes it.
-
-        `model` is the model itself, or its copy for another thread, which has no adapters attached.
-        """
-        silent = self._adapters.silent() if self._adapters and model is self.model else nullcontext()
-        with silent, computing_as_published(model, published):
-            scored = scored_canary(model, self._canary_text)
-        if self._ranks.first:
-            (folder / canary.FILE_NAME).write_text(json.dumps(scored.model_dump()))
-
     def save(self, folder: Path, **beside: Any) -> None:
         """Write a checkpoint: all that the next update depends on, and the plain values in `beside`."""
         self.saving(folder, **beside)()()
@@ -400,12 +302,6 @@ class TrainedPolicy:
 
 def _unread() -> None:
     """Return at once: no other thread reads the weights."""
-
-
-def _is_gguf(file: Path) -> bool:
-    """Return True for a GGUF file, which transformers copies under the name of a tokenizer."""
-    with file.open("rb") as opened:
-        return opened.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:

@@ -68,7 +68,7 @@ def learn(
     """Train for so many updates with so many hostile nodes among ten."""
     torch.set_num_threads(1)
     text, trained_on = text_of(folder / "start", config), list[str]()
-    policy.save_hub(folder / "0")
+    policy.writer.save_hub(folder / "0")
 
     def measured() -> float:
         held_out = task(config.task.name).problems("held_out")
@@ -78,7 +78,7 @@ def learn(
         policy.train_step(batch.groups)
         trained_on.extend(group.claim_id for group in batch.groups)
         target = folder / str(policy.update)
-        policy.save_hub(target)
+        policy.writer.save_hub(target)
         if policy.update % 10 == 0:
             say(f"update {policy.update}: {measured():.1%}")
         return target

@@ -93,6 +93,6 @@ def rounded(policy: Path, bits: int) -> Path:
     if not folder.exists():
         whole = TrainedPolicy(policy, TrainSettings(learning_rate=1e-6))
         whole.model = quantised(whole.model, bits)
-        whole.save_hub(folder)
+        whole.writer.save_hub(folder)
         with_canary(folder)
     return folder

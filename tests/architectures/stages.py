@@ -147,9 +147,9 @@ def _learner(folder: Path, say: Say) -> str:
 def _published(folder: Path, target: Path) -> str:
     """Two versions, of which the second is loaded back, and says what the learner says."""
     policy = TrainedPolicy(folder, TRAIN)
-    policy.save_hub(target / "v1")
+    policy.writer.save_hub(target / "v1")
     policy.train_step(GROUPS)
-    policy.save_hub(target / "v2")
+    policy.writer.save_hub(target / "v2")
     _learner(target / "v2", alone(target / "v2"))
     return "yes"
 
@@ -158,9 +158,9 @@ def _adapters(folder: Path, target: Path) -> str:
     """An adapter beside its base, in the engine and at the auditor, against the merged weights."""
     policy = TrainedPolicy(folder, ADAPT)
     policy.train_step(GROUPS)
-    policy.save_base(target / "beside")
-    policy.save_adapter(target / "beside")
-    policy.save_hub(target / "merged")
+    policy.writer.save_base(target / "beside")
+    policy.writer.save_adapter(target / "beside")
+    policy.writer.save_hub(target / "merged")
     say = alone(target / "merged")
     _engine(TorchEngine(), target / "beside", say)
     _auditor(target / "beside", say)

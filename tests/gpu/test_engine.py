@@ -54,7 +54,7 @@ def test_a_damaged_projection_is_found(policy: Path, device: str, dtype: str, tm
 def test_a_new_version_in_place_draws_what_a_fresh_engine_draws(policy: Path, device: str, tmp_path: Path) -> None:
     learner = TrainedPolicy(policy, TrainSettings(learning_rate=1e-2, warmup_updates=1, max_completion_length=64))
     learner.train_step(BATCH)
-    learner.save_hub(tmp_path)
+    learner.writer.save_hub(tmp_path)
     engine = engine_of(policy, device, "float32")
     before = sampled(engine, leased(3))
     engine.load(tmp_path, 2)

@@ -34,7 +34,7 @@ def updated(folder: Path, settings: TrainSettings, out: Path) -> Metrics:
     """Make two updates, publish, and return the metrics of the last."""
     policy = TrainedPolicy(folder, settings)
     steps = [policy.train_step(BATCH) for _ in range(2)]
-    policy.save_hub(out)
+    policy.writer.save_hub(out)
     return steps[-1].metrics
 
 
@@ -85,7 +85,7 @@ def test_memory_is_what_the_preflight_predicts(device: str, way: str, tmp_path: 
     policy = TrainedPolicy(folder, settings)
     for seed in range(2):
         policy.train_step(load.batch(config.vocab_size, seed))
-    policy.save_hub(tmp_path / "out")
+    policy.writer.save_hub(tmp_path / "out")
     if not on_card:
         pytest.skip("only a CUDA device counts what it allocates")
     assert torch.cuda.max_memory_allocated() == pytest.approx(predicted, rel=0.1)

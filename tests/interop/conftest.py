@@ -18,7 +18,7 @@ from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 start, published = map(Path, sys.argv[1:])
 make_policy(start, seed=1, shape=EmbeddedShape(hidden=16, layers=2, heads=2, intermediate=32))
-TrainedPolicy(start, TrainSettings(learning_rate=1e-3)).save_hub(published)
+TrainedPolicy(start, TrainSettings(learning_rate=1e-3)).writer.save_hub(published)
 """
 
 

@@ -41,7 +41,7 @@ PRECISIONS = ("bf16", pytest.param("fp16", marks=pytest.mark.slow), pytest.param
 def version(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Publish the model as the learner does."""
     folder = tmp_path_factory.mktemp("smollm2") / "version"
-    TrainedPolicy(smollm2_folder, TrainSettings(learning_rate=1e-5)).save_hub(folder)
+    TrainedPolicy(smollm2_folder, TrainSettings(learning_rate=1e-5)).writer.save_hub(folder)
     return folder
 
 
@@ -138,7 +138,7 @@ def later(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         optimizer.step()
         optimizer.zero_grad()
     folder = tmp_path_factory.mktemp("smollm2") / "later"
-    policy.save_hub(folder)
+    policy.writer.save_hub(folder)
     return folder
 
 

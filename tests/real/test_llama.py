@@ -23,7 +23,7 @@ NATS_MEAN = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 5e-2, "q8_0": 8e-2}
 def version(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Publish the model with its canary, as the learner does."""
     folder = tmp_path_factory.mktemp("llama") / "version"
-    TrainedPolicy(smollm2_folder, TrainSettings(learning_rate=1e-5)).save_hub(folder)
+    TrainedPolicy(smollm2_folder, TrainSettings(learning_rate=1e-5)).writer.save_hub(folder)
     return folder
 
 

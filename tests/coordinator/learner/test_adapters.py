@@ -81,7 +81,7 @@ def test_the_canary_is_what_base_and_adapter_say_together(policy_folder: Path, t
 def test_training_goes_on_as_if_nothing_had_been_published(policy_folder: Path, tmp_path: Path) -> None:
     quiet, publishing = TrainedPolicy(policy_folder, SETTINGS), TrainedPolicy(policy_folder, SETTINGS)
     for number in range(2):
-        publishing.save_adapter(tmp_path / str(number))
+        publishing.writer.save_adapter(tmp_path / str(number))
         assert quiet.train_step(UNEQUAL) == publishing.train_step(UNEQUAL)
 
 

@@ -98,7 +98,7 @@ def said_by(policy: TrainedPolicy, weights: dict[str, torch.Tensor]) -> tuple[fl
             weight.copy_(weights[name].to(policy._published_dtype))
         if adapters:
             adapters._silent = True
-        said = scored_canary(policy.model, policy._canary_text).logprobs
+        said = scored_canary(policy.model, policy.writer._canary_text).logprobs
         for name, weight in policy.model.named_parameters():
             weight.copy_(before[name])
         if adapters:
@@ -119,7 +119,7 @@ def test_a_version_has_the_bytes_that_transformers_would_write(
     policy = trained(make_other_policy(tmp_path / "start", config, dtype=dtype), settings)
     weights = with_what_was_learned(policy) if settings.lora_rank else masters(policy)
     before = [weight.clone() for weight in policy.model.parameters()]
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     saved_at_once(policy, weights, tmp_path / "at once")
     same_files(tmp_path / "version", tmp_path / "at once")
     assert canary_of(tmp_path / "version") == said_by(policy, weights)
@@ -129,10 +129,10 @@ def test_a_version_has_the_bytes_that_transformers_would_write(
 def test_a_base_and_its_adapter_have_the_bytes_that_transformers_would_write(tmp_path: Path) -> None:
     config, dtype = FAMILIES["tied head"]
     policy = trained(make_other_policy(tmp_path / "start", config, dtype=dtype), ADAPTERS)
-    policy.save_base(tmp_path / "base")
+    policy.writer.save_base(tmp_path / "base")
     saved_at_once(policy, masters(policy), tmp_path / "at once")
     same_files(tmp_path / "base", tmp_path / "at once")
-    policy.save_adapter(tmp_path / "adapter")
+    policy.writer.save_adapter(tmp_path / "adapter")
     adapters: Any = policy._adapters
     by_nodes = {
         name: adapters.as_nodes_merge(name, weight, slice(0, len(weight)), dtype)
@@ -164,7 +164,7 @@ def test_experts_in_several_files_are_loaded_as_they_were(tmp_path: Path) -> Non
     policy = TrainedPolicy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
     files = HubFiles(policy.model, dtype, {}, part_size="20KB")
     weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     (tmp_path / "version" / "model.safetensors").unlink()
     with files.open(tmp_path / "version") as write:
         for names in files.together:
@@ -197,7 +197,7 @@ def test_publishing_holds_no_second_copy_of_the_weights(
     policy = trained(make_other_policy(tmp_path / "start", config, dtype=torch.bfloat16), settings)
     held = held_bytes(policy)
     with live_bytes() as count:
-        getattr(policy, method)(tmp_path / "version")
+        getattr(policy.writer, method)(tmp_path / "version")
     assert (held + count.peak) / policy.model.num_parameters() <= most
     assert count.left < 2**16, "something of the publication stays"
 

@@ -15,6 +15,7 @@ from coordinator.learner.algorithm import PRESETS
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.outgoing import Outgoing
 from coordinator.learner.policy import TrainedPolicy
+from coordinator.learner.policy_folders import PolicyWriter
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import collate
 from coordinator.model.watchdog import Watchdog
@@ -145,9 +146,9 @@ def test_an_update_beside_the_writing_changes_no_byte_of_what_is_written(policy_
     policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
     policy.save(tmp_path / "before")
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     outgoing, reached = Outgoing(), Event()
-    save, write = policy.saving(tmp_path / "beside"), policy.publishing(tmp_path / "out")
+    save, write = policy.saving(tmp_path / "beside"), policy.writer.publishing(tmp_path / "out")
 
     settle = list[Callable[[], None]]()
 
@@ -179,16 +180,19 @@ def test_an_update_beside_the_writing_changes_no_byte_of_what_is_written(policy_
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
 
 
-class Interrupted(TrainedPolicy):
+class Interrupted(PolicyWriter):
     """Computes the log-probabilities of a batch in the middle of its canary, as an update beside it would."""
 
-    data = collate(UNEQUAL)
     seen: torch.Tensor | None = None
+
+    def __init__(self, policy: TrainedPolicy, start: Path) -> None:
+        super().__init__(policy.model, policy._adapters, policy._ranks, source=start, dtype=torch.bfloat16)
+        self.policy = policy
 
     def _whole(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
         if self.seen is None and "layers.1." in name:
             self.seen = torch.empty(0)
-            self.seen = self.logprobs(self.data)
+            self.seen = self.policy.logprobs(collate(UNEQUAL))
         return super()._whole(name, rows, places)
 
 
@@ -198,22 +202,24 @@ def test_an_update_in_the_middle_of_a_canary_sees_the_weights_in_training_and_th
 ) -> None:
     """The weights in training differ from the published ones, which are rounded and include the adapters."""
     start = make_other_policy(tmp_path / "start", QWEN, dtype=torch.bfloat16)
-    policy = Interrupted(start, replace(SETTINGS, lora_rank=lora_rank))
+    policy = TrainedPolicy(start, replace(SETTINGS, lora_rank=lora_rank))
     policy.train_step(UNEQUAL)
-    wanted = policy.logprobs(policy.data)
-    policy.save_hub(tmp_path / "interrupted")
-    assert policy.seen is not None
-    assert torch.equal(policy.seen, wanted)
-    policy.save_hub(tmp_path / "alone")
+    data = collate(UNEQUAL)
+    wanted = policy.logprobs(data)
+    interrupted = Interrupted(policy, start)
+    interrupted.save_hub(tmp_path / "interrupted")
+    assert interrupted.seen is not None
+    assert torch.equal(interrupted.seen, wanted)
+    policy.writer.save_hub(tmp_path / "alone")
     ours, theirs = ((tmp_path / name / canary.FILE_NAME).read_bytes() for name in ("interrupted", "alone"))
     assert ours == theirs
-    assert not torch.equal(TrainedPolicy(tmp_path / "alone", SETTINGS).logprobs(policy.data), wanted)
+    assert not torch.equal(TrainedPolicy(tmp_path / "alone", SETTINGS).logprobs(data), wanted)
 
 
 def test_taking_a_version_waits_for_who_reads_the_weights(policy_folder: Path, tmp_path: Path) -> None:
     policy, seen = TrainedPolicy(policy_folder, SETTINGS), list[torch.Tensor]()
     policy.train_step(UNEQUAL)
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     policy.train_step(UNEQUAL)
     weight = next(policy.model.parameters())
     policy.before_change = lambda: seen.append(weight.detach().clone())
@@ -226,7 +232,7 @@ def test_what_is_captured_for_later_holds_no_copy(policy_folder: Path, tmp_path:
     policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
     with live_bytes() as count:
-        jobs = policy.saving(tmp_path / "checkpoints"), policy.publishing(tmp_path / "version")
+        jobs = policy.saving(tmp_path / "checkpoints"), policy.writer.publishing(tmp_path / "version")
     assert count.left < 2**16, "more than the state of the random generator"
     assert count.peak < 2**16, "something was computed before the job"
     for job in jobs:

@@ -129,7 +129,7 @@ def test_a_batch_without_signal_changes_no_weight(policy_folder: Path) -> None:
 def test_a_published_folder_is_the_policy_as_it_stands(policy_folder: Path, tmp_path: Path) -> None:
     policy = TrainedPolicy(policy_folder, SETTINGS)
     policy.train_step(UNEQUAL)
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     published = AutoModelForCausalLM.from_pretrained(tmp_path / "version")
     assert all(
         torch.equal(ours, theirs)
@@ -151,7 +151,7 @@ def test_a_bf16_policy_is_published_as_bf16_and_trained_in_float32(policy_folder
     policy = TrainedPolicy(start, SETTINGS)
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
     policy.train_step(UNEQUAL)
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     published = load_file(tmp_path / "version" / "model.safetensors")
     assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
     master = policy.model.state_dict()
@@ -180,7 +180,7 @@ def test_publishing_twice_gives_the_same_bytes(policy_folder: Path, tmp_path: Pa
     policy = TrainedPolicy(bf16_folder(policy_folder, tmp_path / "start"), SETTINGS)
     policy.train_step(UNEQUAL)
     for name in ("once", "again"):
-        policy.save_hub(tmp_path / name)
+        policy.writer.save_hub(tmp_path / name)
     once, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("once", "again"))
     assert once == again
 
@@ -375,7 +375,7 @@ def test_lora_trains_adapters_alone_and_publishes_merged_weights(policy_folder: 
     for _ in range(3):
         policy.train_step(groups)
     assert all(torch.equal(old, new) for old, new in zip(base, policy.model.parameters(), strict=True))
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     published = AutoModelForCausalLM.from_pretrained(tmp_path / "version")
     text = torch.tensor([[19, 20, 31, 21, 22, 2]])
     assert torch.allclose(published(text).logits, policy.model(text).logits, atol=1e-5)
@@ -409,7 +409,7 @@ def test_a_copy_of_a_gguf_file_that_calls_itself_a_tokenizer_is_not_published(
     folder = shutil.copytree(policy_folder, tmp_path / "policy")
     (folder / "tokenizer.model").write_bytes(b"GGUF" + bytes(1000))
     (folder / "special_tokens_map.json").write_text("{}")
-    TrainedPolicy(folder, SETTINGS).save_hub(tmp_path / "version")
+    TrainedPolicy(folder, SETTINGS).writer.save_hub(tmp_path / "version")
     names = {file.name for file in (tmp_path / "version").iterdir()}
     assert "special_tokens_map.json" in names
     assert "tokenizer.model" not in names
@@ -417,7 +417,7 @@ def test_a_copy_of_a_gguf_file_that_calls_itself_a_tokenizer_is_not_published(
 
 def test_a_canary_is_text_where_the_tokenizer_writes_it(policy_folder: Path, tmp_path: Path) -> None:
     policy = TrainedPolicy(policy_folder, SETTINGS)
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     said = canary.Canary.from_value(json.loads((tmp_path / "version" / canary.FILE_NAME).read_text()))
     tokenizer: Any = AutoTokenizer.from_pretrained(policy_folder)
     assert len(said.tokens) == len(said.logprobs) + 1 == len(said.bfloat16) + 1 == len(said.float16) + 1

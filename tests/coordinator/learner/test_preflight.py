@@ -133,8 +133,8 @@ def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_p
     with live_bytes() as update:
         policy.train_step(GROUPS)
     with live_bytes() as publication:
-        (policy.save_adapter if settings.lora_rank else policy.save_hub)(tmp_path / "version")
-    write = policy.publishing(tmp_path / "beside")
+        (policy.writer.save_adapter if settings.lora_rank else policy.writer.save_hub)(tmp_path / "version")
+    write = policy.writer.publishing(tmp_path / "beside")
     with live_bytes() as writing:  # adapters are written before the update goes on
         if not settings.lora_rank:
             write()

@@ -98,7 +98,7 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(results: Path, policy_fo
     assert last
     assert policy.restore(last)["update"] == policy.update == UPDATES
     step = policy.train_step(BATCHES[UPDATES])
-    policy.save_hub(results / "back" / name)
+    policy.writer.save_hub(results / "back" / name)
     assert furthest(results / "back" / name, results / "two" / name / "sixth") < (1e-5 if name in EXACT else 1e-3)
     assert step.metrics == pytest.approx(metrics(results / "two" / name)[-1], abs=1e-4, rel=0.02)
 

@@ -44,7 +44,7 @@ def test_a_sharded_llama_starts_trains_and_is_published(tmp_path: Path) -> None:
     assert not list((tmp_path / "start").glob("*.bin"))
     policy = TrainedPolicy(tmp_path / "start", TrainSettings(learning_rate=1e-3))
     policy.train_step(UNEQUAL)
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "version").dtype == torch.bfloat16
     assert "auto_map" not in (tmp_path / "version" / "config.json").read_text()  # nodes refuse it
 
@@ -203,9 +203,9 @@ def test_a_policy_in_float16_is_trained_and_its_range_is_said_at_launch(policy_f
     assert "65,504" in line
     policy = TrainedPolicy(source, TrainSettings(learning_rate=1e-3))
     policy.train_step(UNEQUAL)
-    policy.save_hub(tmp_path / "version")
+    policy.writer.save_hub(tmp_path / "version")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "version").dtype == torch.float16
     with torch.no_grad():
         policy.model.model.norm.weight[0] = 70_000
     with pytest.raises(ConfigInvalid, match=r"model.norm.weight has grown beyond 65,504"):
-        policy.save_hub(tmp_path / "too large")
+        policy.writer.save_hub(tmp_path / "too large")

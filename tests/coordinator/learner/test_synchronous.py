@@ -41,7 +41,7 @@ class Sampler:
     def load(self, policy: TrainedPolicy) -> None:
         self._loads += 1
         folder = self._folder / str(self._loads)
-        policy.save_hub(folder)
+        policy.writer.save_hub(folder)
         self._engine.load(folder, 1)
 
     def sample(self, **lease: Any) -> tuple[Sample, ...]:

@@ -25,7 +25,7 @@ WEIGHTS = "model.safetensors"
 
 
 def published(policy: TrainedPolicy, folder: Path) -> Path:
-    policy.save_hub(folder)
+    policy.writer.save_hub(folder)
     return folder
 
 
@@ -105,8 +105,8 @@ def test_an_adapter_is_taken_beside_the_same_base(policy_folder: Path, tmp_path:
     policy = TrainedPolicy(policy_folder, replace(ADAPTERS, lora_alpha=alpha))
     policy.train_step(UNEQUAL)
     policy.continue_from(wanted)
-    policy.save_base(tmp_path / "taken")
-    policy.save_adapter(tmp_path / "taken", "a base")
+    policy.writer.save_base(tmp_path / "taken")
+    policy.writer.save_adapter(tmp_path / "taken", "a base")
     ours, theirs = load_file(tmp_path / "taken" / adapter.WEIGHTS), load_file(wanted / adapter.WEIGHTS)
     share = 8.0 / alpha
     assert all(torch.equal(ours[name], theirs[name] * (share if "lora_B" in name else 1)) for name in theirs)

@@ -49,18 +49,18 @@ def train(folder: Path, settings: TrainSettings, results: Path, ranks: Ranks, re
     metrics = []
     sent_back = results.name == "sent back"
     if sent_back:
-        policy.save_hub(results / "first")
+        policy.writer.save_hub(results / "first")
     while policy.update < UPDATES:
         if sent_back and policy.update == SENT_BACK_AT:
             policy.continue_from(results / "first")
         metrics.append(policy.train_step(BATCHES[policy.update]).metrics)
     policy.save(results / "checkpoints")
-    policy.save_hub(results / "fifth")
+    policy.writer.save_hub(results / "fifth")
     if settings.lora_rank:
-        policy.save_base(results / "base")
-        policy.save_adapter(results / "adapter")
+        policy.writer.save_base(results / "base")
+        policy.writer.save_adapter(results / "adapter")
     metrics.append(policy.train_step(BATCHES[policy.update]).metrics)
-    policy.save_hub(results / "sixth")
+    policy.writer.save_hub(results / "sixth")
     if ranks.first:
         (results / "metrics.json").write_text(json.dumps(metrics))
 

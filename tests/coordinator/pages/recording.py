@@ -97,7 +97,10 @@ def _play(swarm: Swarm, session: Session, folder: Path) -> None:
     coordinator.reaches("version", 1)
     session.heading("A volunteer looks before joining", "Nothing is kept and no model is fetched.")
     session.type("swarm-node", "doctor", join, "--home", home, "--no-engines")
-    session.heading("The node at work", "The log, and below it a view that is drawn anew every second; `swarm-node status` prints the same.")
+    session.heading(
+        "The node at work",
+        "The log, and below it a view that is drawn anew every second; `swarm-node status` prints the same.",
+    )
     words = ("swarm-node", "join", join, "--home", home, "--name", "rig1@heron")
     node = session.begin("node", *words)
     coordinator.reaches("update", 6)

@@ -12,8 +12,8 @@
 - The state before an update is the one after the last attempt at the update before it. The only exception is a version
   that the operator put in its place: the entry names it.
 - A *retraction* says that batches `first` to `last` (not before `first`) were trained on again without the groups of
-  some owners, and which version has the result. It comes right after the entry of that version, and batch `last` is in
-  the log.
+  some owners, and which version has the result. It comes after the entry of that version, with no later version
+  between, and batch `last` is in the log.
 - Its `before` is the `after` of the last attempt at update `first` - 1, or of a retraction whose `last` that is, or the
   `before` of the last attempt at update `first`; if there is none of these, it is any.
 - An update whose `replaced_by` is the retraction's version is `last` + 1, and begins with its `after`.

@@ -11,8 +11,14 @@
   canonical bytes of a `TrainingGroup`. It is logged when the batch is formed, before the learner gets it.
 - The state before an update is the one after the last attempt at the update before it. The only exception is a version
   that the operator put in its place: the entry names it.
-- A *retraction* says that batches were trained on again without the groups of some owners, and which version has the
-  result. It begins with a state of the chain, and the update that names its version begins with the state it ends with.
+- A *retraction* says that batches `first` to `last` (not before `first`) were trained on again without the groups of
+  some owners, and which version has the result. It comes after the entry of that version, with no later version
+  between, and batch `last` is in the log.
+- Its `before` is the `after` of the last attempt at update `first` - 1, or of a retraction whose `last` that is, or the
+  `before` of the last attempt at update `first`; if there is none of these, it is any.
+- An update whose `replaced_by` is the retraction's version is `last` + 1, and begins with its `after`.
+- If batch `last` + 1 comes after the retraction, the `replaced_by` of each update of it is this version or a later one,
+  unless an earlier update begins with a later one. Update `last` may then have no entry.
 - **Which updates may be replayed** is drawn from the log: update u by the log's root before the entry of batch u + 2,
   which is formed when u has its entry (`is_drawn`), and by the settings in that entry. What a replay needs of it is
   kept and served.

@@ -4,114 +4,114 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 
 - **accepted**: durably stored; a retry gets the same answer and nothing is counted twice
 - **adapter**: a LoRA adapter: small matrices that are trained in place of the weights
-- **admission**: the rule that decides how many groups a node may start with the version that it holds
-- **advantage**: how much better a sample scored than the others of its group; the learner weighs its tokens by it
+- **admission**: the rule for how many groups a node may start with the version that it holds
+- **advantage**: how much better a sample scored than others of its group; it weighs the sample's tokens
 - **alarm**: a call to the operator to act, with a code, a severity and the next step
 - **appeal**: a node's or owner's objection to a fault or a ban; the operator rules on it once
-- **audit**: the check of a claim by a replay; the ledger's secret draws which claims are audited
+- **audit**: the check of a claim by a replay
 - **auditor**: the operator's process that replays claims and returns findings
-- **B**: the number of groups in one update (`learner.groups_per_update`)
-- **ban**: an owner's exclusion after two faults or by the operator; what no audit found right is voided
+- **B**: the groups in one update (`learner.groups_per_update`)
+- **ban**: an owner's exclusion, after two faults or by the operator
 - **base**: the weights that an adapter belongs to; also the version that a patch changes
-- **batch**: the groups that one update trains on; a payout batch is a different thing
+- **batch**: the groups that one update trains on; not a payout batch
 - **blame**: a node's report that a peer sent bytes that do not match the chunk
 - **broadcast**: a version on its way from its publication to every node
 - **budget**: what is left to pay with of the deposits
 - **buffer**: accepted groups that wait to be trained on
-- **calibration**: the measurement of a class on one policy, from which its tolerances follow
-- **canary**: a text with its log-probabilities under a version; an engine that loads the weights must compute the same
-- **cancelled**: of a lease: cancelled by the coordinator because it is no longer needed; no fault
+- **calibration**: the measurement of a class on one policy, which gives its tolerances
+- **canary**: a text with its log-probabilities under a version, which an engine must reproduce
+- **cancelled**: of a lease: no longer needed; no fault
 - **case**: one claim as an auditor gets it
-- **checkpoint**: of the ledger: its size and root, signed by the ledger's key; of the learner: its saved state
+- **checkpoint**: of the ledger: its signed size and root; of the learner: its saved state
 - **chunk**: at most `chunk_size_bytes` of a file, named by its BLAKE3 hash
 - **claim**: short for rollout claim
 - **claim id**: the hash of a claim's signed payload
-- **class**: what a node computes with, as engine/dtype/device; its claims are judged by the tolerances of its class
+- **class**: what a node computes with, as engine/dtype/device; it has tolerances
 - **coordinator**: the operator's server: it leases groups, accepts claims, keeps the ledger and publishes versions
 - **correction**: the weights and masks that make up for the distance between the sampling and the learning policy
-- **credit**: integer micro-units owed to a node; pending at acceptance, posted or voided at settlement
+- **credit**: integer micro-units owed to a node
 - **curator**: who makes a directory, and verifies the rounds in it
-- **data**: the problems of a task that are read from files or from the model hub
-- **delegation**: the owner's signed statement that a node works for the owner
-- **deposit**: what the operator puts into the budget when the round is made, or a gift later
-- **description**: the operator's signed texts about a round: title, purpose, licence, operator, contact
-- **directory**: a signed file with the listings of many rounds, which anybody may host
+- **data**: the problems of a task that are read from files or the model hub
+- **delegation**: the owner's signed statement that the node works for the owner
+- **deposit**: what the operator puts into the budget, or a gift
+- **description**: the operator's signed texts about a round
+- **directory**: a signed file with the listings of many rounds
 - **drawn**: chosen by an epoch's secret for an audit
 - **engine**: the program that samples: torch, llama or vllm
-- **entry**: one record of the ledger; entries are only ever appended
-- **environment**: a task with several turns, in which each turn of the policy is answered by an observation
-- **episode**: what one sample of an environment is: turns of the policy, and what the environment answers after each
-- **epoch**: the claims that one secret draws audits from; the secret is committed to before and revealed after
-- **escrow**: what keeps credit pending: the audits, the window and the pledge of an owner
+- **entry**: one record of the ledger
+- **environment**: a task of several turns, each answered by an observation
+- **episode**: one sample of an environment: turns of the policy, and the answers
+- **epoch**: the claims that one secret draws audits from
+- **escrow**: what keeps credit pending: audits, window and pledge
 - **eval**: short for evaluation
-- **evaluation**: the measurement of one version on held-out problems, done by the nodes
-- **evidence**: why a claim was rejected: step, field, expected and observed value, and how to repeat the check
+- **evaluation**: the measurement of one version on held-out problems, by the nodes
+- **evidence**: why a claim was rejected: step, field, expected and observed value, command
 - **expired**: of a lease: not answered in time
 - **fault**: a hard finding against a claim; in an error, the side that caused it
 - **feeder**: a node that passes chunks on to others by the plan
 - **fetch plan**: who fetches which stripe of a version from whom; `plan` for short
-- **finding**: the result of an audit of one claim: pass, soft, hard, held or pardon
-- **fingerprint**: the hash of the round's first root document; it is part of the join string
+- **finding**: the result of an audit: pass, soft, hard, held or pardon
+- **fingerprint**: the hash of the round's first root document, in the join string
 - **fleet**: all nodes of a round, at work or on standby
-- **fragment**: what a node has sampled of a group so far, signed and sent before the group is whole
-- **G**: the number of samples in one group (`sampling.samples_per_group`)
-- **gamma**: the throughput to keep at work, as a multiple of the least that keeps the learner busy
-- **gap**: published entries that a restored log lacks; the root keys sign that it goes on without them
+- **fragment**: what a node has sampled of a group so far, signed
+- **G**: the samples in one group (`sampling.samples_per_group`)
+- **gamma**: the throughput to keep at work, as a multiple of what keeps the learner busy
+- **gap**: published entries that a restored log lacks, declared by the root keys
 - **generating**: of a lease: the node is sampling it
-- **generation**: the number of the protocol's version that a node speaks
-- **gift**: money that somebody else than the operator gave to the budget; a deposit
-- **group**: one prompt and the samples drawn for it; GRPO compares these samples
-- **GRPO**: group relative policy optimization, the algorithm that the default objective follows
-- **hard**: a finding that is a fault: it voids the claim, the owner's pledge and the window
+- **generation**: the number of the protocol that a node speaks
+- **gift**: a deposit of somebody else than the operator
+- **group**: one prompt and its samples, which GRPO compares
+- **GRPO**: group relative policy optimization, the default objective's algorithm
+- **hard**: a finding that is a fault: it voids the claim, the pledge and the window
 - **heartbeat**: a node's regular report to the coordinator
 - **held**: of a claim: without a verdict, as its class is not calibrated; of a lease: it waits at the node
 - **home**: the folder with a node's key, outbox and versions
 - **incident**: an event that the operator should see, shown by `status`
 - **intake**: the checks that a claim passes before it is accepted
-- **join string**: the coordinator's address and the fingerprint of the round's keys
-- **kappa**: the number of updates between two published versions (κ, `staleness.publish_every`)
+- **join string**: the coordinator's address and the fingerprint
+- **kappa**: the updates between two published versions (κ, `staleness.publish_every`)
 - **key**: what signatures are made with; every node, owner, role and ledger has its own
 - **leaderboard**: the page with every node, its work and its credit
-- **learner**: the operator's process that trains the policy on batches and publishes versions
-- **lease**: the coordinator's offer of one group to one node: prompt, version, seed, locked price, deadline
+- **learner**: the operator's process that trains the policy and publishes versions
+- **lease**: the offer of one group to one node: prompt, version, seed, price, deadline
 - **ledger**: the log of entries about credit, which everybody can verify
-- **limits**: what an owner allows a node to do: hours, power, memory, upload, price
-- **listing**: what a round says of itself to strangers, signed, with payouts that its log proves
+- **limits**: what an owner allows a node: hours, power, memory, upload, price
+- **listing**: what a round says of itself to strangers, signed
 - **lottery**: the drawing of the claims that are audited
-- **manifest**: the signed description of a policy version: its files, their chunks, how to sample, the task
-- **margin**: how far, in nats, the claimed token lies from the token that the seed dictated
-- **market**: the operator's deposit and the highest price that the round accepts
+- **manifest**: the signed description of a policy version: files, chunks, sampling, task
+- **margin**: how far, in nats, the claimed token lies from the dictated one
+- **market**: the operator's deposit and highest price
 - **micro-unit**: a millionth of the round's unit
 - **mirror**: a node that fetches and passes on versions, and samples nothing
 - **model**: architecture, weights and tokenizer that the round begins from
-- **neighbour**: an earlier or later version that a claim is compared with, to find a node that sampled with it
-- **newcomer**: a node whose owner has no group that was found right; while others ask, its leases are trials
+- **neighbour**: an earlier or later version that a claim is compared with
+- **newcomer**: a node whose owner has no group that was found right
 - **node**: a volunteer's machine, known by its key, that samples groups
 - **nonce**: a number in a signed request that is accepted once
-- **notify**: to send an operator or an owner a message about an alarm, an incident, trouble or a payout
+- **notify**: to send a message about an alarm, an incident, trouble or a payout
 - **objective**: the loss that the learner minimizes, with its baseline, ratio and bounds
-- **offered**: of a lease: the node has not confirmed yet that it has it
+- **offered**: of a lease: not confirmed by the node yet
 - **operator**: the person who runs the round, pays for it and rules on appeals
-- **order**: what the operator decided about a node or a version, kept with its reason
-- **origin**: a server with the round's chunks: the coordinator, its seeder or a copy
-- **outbox**: signed claims that a node keeps until the coordinator has accepted them
-- **owner**: the key that a node works for; it gets the credit and decides where it is paid; a node may be its own
+- **order**: the operator's decision about a node or a version, with its reason
+- **origin**: a server with the round's chunks
+- **outbox**: signed claims that a node keeps until they are accepted
+- **owner**: the key that a node works for, and that is paid; a node may be its own
 - **paid**: of credit: a payout batch with it is settled
-- **pardon**: the finding of an audit that was not possible by no fault of the node's; the claim counts as not drawn
-- **part**: the fragments of one node in a group that another node finished; each part is a claim
+- **pardon**: the finding of an audit that was not possible; the claim counts as not drawn
+- **part**: one node's fragments in a group that another finished; each part is a claim
 - **pass**: a finding that nothing is wrong
 - **patch**: what changed from one version to the next, in place of whole files
 - **payable**: posted credit that is not in a payout batch yet
 - **payee**: an owner with an amount and an address in a payout batch
-- **paying**: of credit: it is in a payout batch that is not settled yet
+- **paying**: of credit: in a payout batch that is not settled yet
 - **payout**: money paid to an owner for posted credit
 - **payout batch**: amounts owed to owners at one checkpoint, paid together by the rail
 - **peer**: another node, as a source of chunks
 - **pending**: credit of an accepted claim that is not settled
-- **phrase**: six words that stand for the round's fingerprint, for people to compare
-- **pledge**: an owner's dearest group that was found right; it stays unpaid until no fault can come any more
+- **phrase**: six words that stand for the fingerprint, for people to compare
+- **pledge**: an owner's dearest group that was found right, unpaid until no fault can come
 - **policy**: the model that is trained
-- **policy version**: published weights, numbered 1, 2, 3 …; its update is how many optimizer updates went into it
+- **policy version**: published weights, numbered 1, 2, 3 …
 - **pool plan**: how many nodes of which speed and price keep the learner busy
 - **posted**: credit of a claim that is final
 - **price**: what a node asks, in micro-units per million validated tokens
@@ -121,7 +121,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **provenance**: which updates an owner's groups went into
 - **publish**: to sign a version and offer it to nodes
 - **punchable**: able to take part in punching
-- **punching**: two nodes that nobody can dial dial each other at the same time, so that each opens its own NAT
+- **punching**: two nodes that nobody can dial dial each other at once, which opens their NATs
 - **rail**: how a payout batch is paid: manual, sepa, paypal, stripe, lightning, evm or a plug-in
 - **rate**: of earnings: net credit in the last hour and the last day
 - **receipt**: of the ledger: proof that an entry is in the log; of a transfer: who sent a node which bytes
@@ -129,52 +129,52 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **rejection**: the refusal of a claim at intake, with a code and evidence
 - **replay**: an auditor's prefill over a claim, which shows what the seed dictated
 - **retraction**: training made again without some owners' groups, published as the next version
-- **reward**: the score of one sample, computed by the coordinator or its task processes
+- **reward**: the score of one sample
 - **role**: a set of keys with one duty: root, targets, snapshot or timestamp
 - **rollback**: the publication of an older version's weights as the next version
 - **rollout**: the samples of one group with their tokens and log-probabilities
-- **rollout claim**: a node's signed answer to a lease: the tokens and their log-probabilities
+- **rollout claim**: a node's signed answer to a lease
 - **root**: the document that names the keys of all roles; also the hash at the top of a Merkle tree
-- **round**: one training run: one model, one task, one coordinator, one trust root
+- **round**: one training run: one model, task, coordinator and trust root
 - **S**: the bound of staleness, in updates (`staleness.max_updates`)
 - **sample**: one completion of a prompt
 - **sampling**: the drawing of completions from the policy, token by token
 - **secret**: what an epoch's audits are drawn by
 - **seed**: the number that decides every token of a sample, given the weights
-- **seeder**: the coordinator's process that serves chunks to nodes over libp2p
+- **seeder**: the coordinator's process that serves chunks over libp2p
 - **selection**: the choice of the prompts that come next
 - **settlement**: the posting or voiding of a claim's credit
-- **sighting**: what a curator saw of a round's log at a time, after verifying it
-- **skipped**: of a lease: given back unanswered by the node
+- **sighting**: what a curator saw of a round's log at a time
+- **skipped**: of a lease: returned unanswered by the node
 - **soft**: a finding that raises the owner's audit rate and takes no money
-- **staleness**: how many updates a group lies behind the learner when it is trained on; S is its bound
-- **standby**: of a node: alive without work, because others do it for less; of a round: a copy that lags by seconds
-- **standing**: what an owner's history is worth: groups found right, findings, faults and the audit rate that follows
-- **state root**: one hash of all that the learner's next update depends on; the log has it before and after each update
+- **staleness**: how many updates a group lies behind the learner when it is trained on
+- **standby**: of a node: alive without work, as others do it for less; of a round: a copy that lags by seconds
+- **standing**: an owner's groups found right, findings, faults and the audit rate that follows
+- **state root**: one hash of all that the learner's next update depends on
 - **statement**: what an owner signs: a delegation, a revocation or a payout address
 - **store**: the database with the state of a round
 - **straggler**: a group that a batch waits for; a second node may get it
-- **stripe**: a share of a version's chunks that travels down its own tree of the fetch plan
-- **suite**: a program of others that measures a version through the endpoint: lm-eval, inspect-ai or lighteval
+- **stripe**: a share of a version's chunks that travels down its own tree
+- **suite**: a program of others that measures a version: lm-eval, inspect-ai or lighteval
 - **swap**: the change of an engine from one version to the next
 - **T_bcast**: the time from a version's publication to a node's first token under it
 - **task**: where prompts come from and how samples are judged
-- **task process**: a child process of the coordinator that runs the operator's code, reward functions or an environment
+- **task process**: a coordinator's child process with the operator's code, rewards or an environment
 - **team**: a name behind the @ of node names; it is only counted together
 - **tile**: a file with part of the log's tree or entries
 - **tolerance**: how far a claim of a class may lie from its replay
 - **trial**: a lease of a newcomer, for which nothing waits
-- **trust root**: the first root document of a round, whose hash every node knows from the join string
-- **turn**: what the policy says in an episode up to the environment's next answer; each lease asks for one
-- **unit**: the name in which a round states amounts, such as EUR or credits; its first root document has it
+- **trust root**: the first root document of a round
+- **turn**: what the policy says up to the environment's next answer; one lease
+- **unit**: the name in which a round states amounts, such as EUR or credits
 - **update**: one training step of the learner on one batch
 - **upload**: bytes of chunks that a node passed on to others
 - **validated**: found right by an audit
-- **verdict**: the findings of an audit as they are recorded and change the owner's standing
+- **verdict**: the findings of an audit as they are recorded
 - **version**: short for policy version
 - **voided**: credit of a claim that was taken back
 - **wasted**: said of a finished group that nobody trains on
-- **window**: an owner's last claims that were not drawn; they stay unpaid until later audits are passed
-- **witness**: somebody outside the round who signs that the ledger they saw has only grown
+- **window**: an owner's last claims that were not drawn, unpaid until later audits are passed
+- **witness**: somebody outside the round who signs that the ledger has only grown
 - **worker**: the part of a node that requests leases and gives them to the engine
 """

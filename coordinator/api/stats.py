@@ -2,7 +2,13 @@
 
 - `nodes.csv`, `nodes.json`, the same for owners and teams: one row per line of the leaderboard, amounts in millionths.
 - `tables.xml`, `user.xml`, `team.xml`, `host.xml` and the compressed `user.gz`, `team.gz`, `host.gz`: the files
-  that BOINC projects publish below `/stats/`. A user is an owner, a host a node; docs/protocol.md lists the tags.
+  that BOINC projects publish below `/stats/`. A user is an owner, a host a node, and credit is in whole units.
+- Tags of tables: `update_time`, `nusers_total`, `nteams_total`, `nhosts_total`, `total_credit`. Of a user: `id`, `name`
+  (the nickname and the end of the id), `cpid`, `create_time`, `total_credit`, `expavg_credit`, `expavg_time`. Of a
+  team: `id`, `name`, `nusers` (its nodes), then as of a user without `cpid`. Of a host: `id`, `userid`, `host_cpid`,
+  `domain_name`, then as of a user, and `rpc_time`.
+- `id` is the first 52 bits of SHA-256 of the node's or owner's id, or of the team's name in small letters, `cpid` the
+  first 128 bits. `expavg_credit` is the score times ln 2 / 7 days.
 - A cell that a spreadsheet would take for a formula begins with an apostrophe.
 """
 

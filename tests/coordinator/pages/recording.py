@@ -97,33 +97,30 @@ def _play(swarm: Swarm, session: Session, folder: Path) -> None:
     coordinator.reaches("version", 1)
     session.heading("A volunteer looks before joining", "Nothing is kept and no model is fetched.")
     session.type("swarm-node", "doctor", join, "--home", home, "--no-engines")
-    session.type("swarm-node", "join", join, "--home", home, "--dry-run")
-    session.heading("The node at work", "The log, and below it a view that is drawn anew every second.")
+    session.heading(
+        "The node at work",
+        "The log, and below it a view that is drawn anew every second; `swarm-node status` prints the same.",
+    )
     words = ("swarm-node", "join", join, "--home", home, "--name", "rig1@heron")
     node = session.begin("node", *words)
     coordinator.reaches("update", 6)
     until("the node's view", lambda: PANEL.findall(STEERING.sub("", node.output)))
     session.show(words, node.output)
     session.heading("Its owner, in another terminal", "Chunks are passed on while it rests.")
-    for command in ("status", "pause", "status", "resume"):
+    for command in ("pause", "resume"):
         session.type("swarm-node", command, "--home", home)
     coordinator.reaches("update", int(coordinator.status()["update"]) + 4)
     session.heading("The operator", "One screen; its first line says whether the learner waits, and why.")
     session.type("swarm-coordinator", "status", file)
     session.type("swarm-coordinator", "nodes", "list", file)
-    session.type("swarm-coordinator", "policy", "list", file, "--last", "4")
     before = str(int(coordinator.status()["version"]) - 8)
     session.type("swarm-coordinator", "policy", "rollback", file, before, "--reason", "to show how it goes")
     coordinator.reaches("update", int(coordinator.status()["update"]) + 4)
     session.type("swarm-coordinator", "policy", "list", file, "--last", "3")
-    session.heading(
-        "The end", "The owner leaves; the operator stops the round, which can go on whenever it is launched."
-    )
+    session.heading("The end", "What is earned stays with the node's key.")
     session.type("swarm-node", "leave", "--home", home)
     node.process.wait(timeout=60)
     session.type("swarm-node", "status", "--home", home)
-    coordinator.program.interrupt()
-    session.type("swarm-coordinator", "status", file)
 
 
 if __name__ == "__main__":

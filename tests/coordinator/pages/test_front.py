@@ -2,12 +2,10 @@
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from coordinator.pages import charts, entries, feed, metric_words
 from coordinator.pages.layout import wanted
@@ -26,12 +24,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MARKUP = "</title><script>window.pwned = 1</script>\"'><b>&amp;"
 PAGES = ("/", "/leaderboard", "/training", "/join", "/usage", "/entries", "/nothing", "/nodes/nobody")
 BROWSER = {"Accept": "text/html,application/xhtml+xml"}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    async with furnished(tmp_path_factory.mktemp("round")) as made:
-        yield made
 
 
 async def read(served: Served, path: str, **headers: str) -> str:

@@ -123,6 +123,21 @@ class TestVisitors:
         assert "Disallow: /v1/" in await read(served, "/robots.txt")
 
 
+class TestTrainersOfOthers:
+    @pytest.mark.parametrize("path", ["/", "/training"])
+    async def test_a_round_of_another_trainer_shows_its_versions_and_no_updates_of_its_own(
+        self, tmp_path: Path, path: str
+    ) -> None:
+        async with serve(tmp_path, "learner.external=true") as external:
+            await external.publish()
+            page = await read(external, path)
+        text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+        assert re.search(r"version 1 published|Versions 1 newest", text, re.IGNORECASE)
+        assert "another trainer" in text
+        for meaningless in ("Update 0 of", "update 0 /", "last update", "learner idle", "publish interval"):
+            assert meaningless not in text
+
+
 class TestTraining:
     async def test_charts_stand_below_their_question_with_both_names(self, served: Served) -> None:
         page = await read(served, "/training")

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.commands.options import AsJson, Settings
-from protocol.errors import NotFound, Unreachable
+from protocol.errors import NotFound, SwarmError, Unreachable
 from protocol.text.option_groups import with_option_groups
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from coordinator.config import Config
+    from coordinator.learner.memory_plan import Cards
     from coordinator.rules.hardware import DecoderShape
     from coordinator.sim.scenario import Scenario, SimulatedPool
 
@@ -277,14 +278,38 @@ def _plan_memory(
 ) -> None:
     """Print the learner's memory on the GPUs; exit with code 2 if it does not fit."""
     from coordinator.config import load
-    from coordinator.learner import memory_plan
-    from coordinator.learner import memory_plan as cards
+    from coordinator.learner import memory_plan, start
 
     named = [f"model.path={json.dumps(model.removesuffix('/config.json'))}"] if model else []
-    figures = memory_plan.report(load(config_file, [*settings, *named]), cards.parse(gpu), prompt_tokens)
+    config, cards = load(config_file, [*settings, *named]), memory_plan.parse(gpu)
+    try:
+        figures = memory_plan.report(config, cards, prompt_tokens)
+    except start.HubUnreachable as error:
+        figures = _memory_by_name(config, cards, prompt_tokens, error)
     typer.echo(json.dumps(figures, indent=2) if as_json else memory_plan.text(figures))
     if not figures["plan"]["fits"]:
         raise typer.Exit(2)
+
+
+def _memory_by_name(config: "Config", cards: "Cards", prompt_tokens: int, error: SwarmError) -> dict[str, Any]:
+    """Compute the memory from the model's name, and print that its config.json was not read; raise for other names."""
+    from coordinator.learner import memory_plan
+    from coordinator.rules import hardware
+
+    name = config.model.path
+    try:
+        shape = hardware.find_shape(name)
+    except SwarmError:
+        raise error from None
+    typer.echo(
+        f"{error.message} The memory below is computed from the shape that this program knows for this name. "
+        "Next: check the network, or give a folder in hub format on this machine: --model FOLDER.\n",
+        err=True,
+    )
+    with _made_folder(shape) as place:
+        model = config.model.model_copy(update={"path": place})
+        figures = memory_plan.report(config.model_copy(update={"model": model}), cards, prompt_tokens)
+    return {**figures, "model": name}
 
 
 def _plan_live(config: "Config", gamma: float, learner_price: float, *, as_json: bool) -> None:

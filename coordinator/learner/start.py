@@ -31,8 +31,15 @@ WANTED = (
     "chat_template*",
 )
 
+HUB_TIMEOUT_S = 5.0
+"""The time in which the hub must answer the first request."""
+
 TEXT_FILES = tuple(pattern for pattern in WANTED if "safetensors" not in pattern)
 """The files that say how a text becomes tokens."""
+
+
+class HubUnreachable(ConfigInvalid):
+    """The model hub does not answer, and its cache on this machine lacks the file."""
 
 
 def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] = ()) -> None:
@@ -181,13 +188,38 @@ def _downloaded_configuration(model: ModelSection) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:  # the learner is on another machine
         raise ConfigInvalid("The hub cannot be queried: huggingface_hub is not installed.") from error
+    unreachable = _why_hub_is_unreachable()
     try:
-        return Path(hf_hub_download(model.path.removeprefix(HUB), "config.json", revision=model.revision or None))
+        file = hf_hub_download(
+            model.path.removeprefix(HUB),
+            "config.json",
+            revision=model.revision or None,
+            local_files_only=bool(unreachable),
+        )
+        return Path(file)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        if unreachable:
+            raise HubUnreachable(
+                f"The model hub cannot be reached ({unreachable}), and the config.json of {model.path} is not here.",
+                hint="Check the network, or set model.path to a folder in hub format on this machine.",
+            ) from error
         raise ConfigInvalid(
             f"config.json of {model.path} cannot be downloaded.",
             hint="Check the name and the network, or set model.path to a folder with this model's config.json.",
         ) from error
+
+
+def _why_hub_is_unreachable() -> str:
+    """Return why the hub does not answer, after one request: its own client repeats each for half a minute."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    client_error: Any = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except (client_error, OfflineModeIsEnabled, OSError) as error:
+        return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    return ""
 
 
 def require(source: Path, name: str) -> None:

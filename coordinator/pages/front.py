@@ -82,10 +82,17 @@ def _now(figures: FrontFigures) -> Any:
     if found.newest is not None:
         at = f"at update {words.whole(found.update)}"
         shown["Score"] = (score(found.newest), at if found.first is None else f"from {score(found.first)} at the start")
+    return numbers(shown), _progress(status)
+
+
+def _progress(status: Mapping[str, Any]) -> Markup:
+    """Build the bar of the round's updates; a round of another trainer makes none, and its line says so."""
+    if status["external"]:
+        return el("p", "Versions are made by another trainer: this round samples for it.", class_="soft")
     update, most = status["update"], status["max_updates"]
     ends = f"Update {words.whole(update)} of {words.whole(most)}", words.percent(update / most)
     progress = el("p", (el("span", end) for end in ends), class_="ends")
-    return numbers(shown), el("div", progress, bar(update / most), class_="progress")
+    return el("div", progress, bar(update / most), class_="progress")
 
 
 def _helpers(board: BoardFigures) -> dict[str, tuple[Any, Any]]:

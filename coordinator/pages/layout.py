@@ -25,6 +25,10 @@ EXPORTS = {
 }
 
 
+OF_THE_LEARNER = ("update", "last update", "learner idle")
+"""Figures of the round's own learner."""
+
+
 class Screen(StrEnum):
     """The narrowest screen on which something is shown."""
 
@@ -167,17 +171,21 @@ def wanted(status: Mapping[str, Any]) -> Markup | None:
 
 
 def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, score: str = "") -> Markup:
-    """Build the line of figures about the round's state."""
+    """Build the line of figures about the round's state; that of another trainer makes no updates here."""
+    age = status["update_age_s"]
     figures = {
         "phase": status["phase"],
         "version": status["version"],
         "published": words.ago(now_ms + age_ms - status["published_ms"]) if status["published_ms"] else words.DASH,
+        "made by": "another trainer",
         "update": f"{status['update']} / {status['max_updates']}",
-        "last update": words.DASH if (age := status["update_age_s"]) is None else words.ago(int(1000 * age) + age_ms),
+        "last update": words.DASH if age is None else words.ago(int(1000 * age) + age_ms),
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
         "learner idle": words.percent(status["learner_idle_share_lately"]),
         "score": score,
     }
+    for name in OF_THE_LEARNER if status["external"] else ("made by",):
+        del figures[name]
     return live("strip", aged(age_ms), wanted(status), facts(figures))
 
 

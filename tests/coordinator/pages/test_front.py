@@ -2,12 +2,10 @@
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from coordinator.pages import charts, entries, feed, metric_words
 from coordinator.pages.layout import wanted
@@ -26,12 +24,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MARKUP = "</title><script>window.pwned = 1</script>\"'><b>&amp;"
 PAGES = ("/", "/leaderboard", "/training", "/join", "/usage", "/entries", "/nothing", "/nodes/nobody")
 BROWSER = {"Accept": "text/html,application/xhtml+xml"}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    async with furnished(tmp_path_factory.mktemp("round")) as made:
-        yield made
 
 
 async def read(served: Served, path: str, **headers: str) -> str:
@@ -129,6 +121,21 @@ class TestVisitors:
         icon = await served.client.get("/favicon.ico")
         assert (await icon.read()).startswith(b"\x89PNG")
         assert "Disallow: /v1/" in await read(served, "/robots.txt")
+
+
+class TestTrainersOfOthers:
+    @pytest.mark.parametrize("path", ["/", "/training"])
+    async def test_a_round_of_another_trainer_shows_its_versions_and_no_updates_of_its_own(
+        self, tmp_path: Path, path: str
+    ) -> None:
+        async with serve(tmp_path, "learner.external=true") as external:
+            await external.publish()
+            page = await read(external, path)
+        text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+        assert re.search(r"version 1 published|Versions 1 newest", text, re.IGNORECASE)
+        assert "another trainer" in text
+        for meaningless in ("Update 0 of", "update 0 /", "last update", "learner idle", "publish interval"):
+            assert meaningless not in text
 
 
 class TestTraining:

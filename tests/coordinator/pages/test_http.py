@@ -6,11 +6,9 @@ import gzip
 import io
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from coordinator.api.guard import Bounds
@@ -19,7 +17,7 @@ from coordinator.api.stats import number
 from coordinator.api.watch import WATCH, Watch
 from protocol.text.money import CREDITS
 from protocol.wire.signing import NodeKey
-from tests.coordinator.pages.rounds import HOSTILE, furnished, hostile_id
+from tests.coordinator.pages.rounds import HOSTILE, hostile_id
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,12 +28,6 @@ FOR_VERIFIERS = (
 )  # fmt: skip
 
 EARNER = NodeKey((1).to_bytes(32)).node_id
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    async with furnished(tmp_path_factory.mktemp("round")) as made:
-        yield made
 
 
 def watch_of(served: Served) -> Watch:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import pytest_asyncio
 from coordinator.base.clock import now_ms
 from coordinator.transactions import api_keys
 from protocol.text.money import CREDITS, Unit
-from tests import npm
-from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
-from tests.coordinator.pages.test_browser import JS, TABLES_THAT_SCROLL, url
+from tests.coordinator.pages.browser import CHROMIUM, Tab
+from tests.coordinator.pages.test_browser import TABLES_THAT_SCROLL, url
 from tests.coordinator.served import Served, serve
 
 pytestmark = [
@@ -50,18 +48,6 @@ async def keys(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Keys]:
 
 def _settle(connection: Any) -> None:
     api_keys.settle(connection, 1, reserved_micros=500_000, spent_micros=410_000, answered=1208, tokens=402_113)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with open_browser() as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Browser) -> AsyncIterator[Tab]:
-    async with browser.tab() as opened:
-        yield opened
 
 
 async def show(tab: Tab, secret: str) -> None:
@@ -180,9 +166,8 @@ async def test_a_reply_that_comes_when_the_page_was_left_shows_nothing(keys: Key
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
 async def test_figures_fit_every_screen_and_axe_finds_nothing_serious(
-    keys: Keys, tab: Tab, tmp_path: Path, width: int
+    keys: Keys, tab: Tab, axe: str, width: int
 ) -> None:
-    axe = (npm.install(JS, tmp_path / "js") / "node_modules/axe-core/axe.min.js").read_text()
     for secret in (keys.operator, keys.used, "es-unknown"):
         await tab.open(url(keys.served, "/usage"), width=width, dark=width == 360)
         await show(tab, secret)

@@ -30,7 +30,7 @@ from ledger.witness import Cosigned
 from protocol.errors import ProofInvalid, SwarmError
 from protocol.policy import chunks
 from protocol.wire import canonical
-from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
+from tests.coordinator.pages.browser import CHROMIUM, Tab
 from tests.coordinator.pages.rounds import earn
 from tests.coordinator.served import Served, serve
 from tests.ledger import notes, values
@@ -61,18 +61,6 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         await made.publish(2, b"other weights")
         await made.round.publish_checkpoint()
         yield made
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with open_browser() as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Browser) -> AsyncIterator[Tab]:
-    async with browser.tab() as opened:
-        yield opened
 
 
 async def checkpoint(served: Served) -> bytes:

@@ -23,9 +23,8 @@ from swarm_node.base.clock import now_ms
 from swarm_node.owner import control_socket
 from swarm_node.owner.control_socket import FOLDER
 from swarm_node.owner.page.access import FILE, PageKey
-from tests import npm
-from tests.coordinator.pages.browser import CHROMIUM, Browser, Tab, open_browser
-from tests.coordinator.pages.test_browser import JS, TABLES_THAT_SCROLL, WIDER
+from tests.coordinator.pages.browser import CHROMIUM, Tab
+from tests.coordinator.pages.test_browser import TABLES_THAT_SCROLL, WIDER
 from tests.swarm_node.owner import page_world
 from tests.tidy.repository import ROOT
 
@@ -70,25 +69,6 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     yield Served(home, PageKey(said["address"], said["key"]))
     process.stdin.close()
     await process.wait()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with open_browser() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The accessibility checker's script."""
-    folder = npm.install(JS, tmp_path_factory.mktemp("axe") / "js")
-    return (folder / "node_modules/axe-core/axe.min.js").read_text()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Browser) -> AsyncIterator[Tab]:
-    async with browser.tab() as fresh:
-        yield fresh
 
 
 async def test_the_address_bar_keeps_no_token_and_the_page_asks_nobody_else(served: Served, tab: Tab) -> None:

@@ -143,6 +143,15 @@ ASKED = {
 KEYED = ("/v1/models", "/v1/models/{model}", "/v1/usage", "/v1/completions", "/v1/chat/completions")
 """The endpoint's paths: they require an API key, and their bodies and errors have OpenAI's forms (docs/endpoint.md)."""
 
+DAYS = {
+    "name": "days",
+    "in": "query",
+    "description": "The days whose usage is listed; the last one is today.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": limits.USAGE_DAYS_MAX, "default": limits.USAGE_DAYS},
+}
+QUERIED = {"/v1/usage": (DAYS,), "/v1/operator/keys": (DAYS,)}
+"""The parameters after the question mark that this document describes, by path."""
+
 TRAINERS = ("/v1/key", "/v1/trainer/")
 """Prefixes of the paths that require an API key, and have our form of errors (docs/trainers.md)."""
 
@@ -197,7 +206,7 @@ def _operation(route: web.RouteDef, path: str, parameters: list[dict[str, Any]])
     operation: dict[str, Any] = {
         "operationId": f"{route.handler.__module__.rpartition('.')[2]}_{route.handler.__name__}",
         "summary": said.partition("\n")[0],
-        "parameters": parameters,
+        "parameters": [*parameters, *QUERIED.get(path, ())],
         "responses": {"200": {"description": "The request succeeded.", "content": content}, "default": _failure()},
     }
     if path.startswith(OPERATORS):

@@ -35,6 +35,7 @@ from coordinator.store.tables import (
     rollouts,
 )
 from coordinator.transactions import admission, api_keys
+from coordinator.transactions.key_days import KeyUsage
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.prompts import QUERY
 from ledger.entry import amount
@@ -282,11 +283,9 @@ def record_answer(connection: sa.Connection, number: int, now_ms: int) -> None:
     """Record that a rollout of a query was accepted, and charge its key."""
     row = _asked_for(connection, number=number).single_row()
     if _end(connection, number, "answered", now_ms):
-        cost = _cost(connection, row.group_no)
-        spent, reserved = cost.credit_micros, row.reserved_micros
-        api_keys.settle(
-            connection, row.api_key, reserved_micros=reserved, spent_micros=spent, answered=1, tokens=cost.tokens
-        )
+        cost, prompt_tokens = _cost(connection, row.group_no), len(row.prompt) // 4
+        usage = KeyUsage(1, prompt_tokens, cost.tokens, cost.credit_micros)
+        api_keys.charge(connection, row.api_key, usage, reserved_micros=row.reserved_micros, answered_ms=now_ms)
 
 
 def withdraw_open(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) -> None:
@@ -302,7 +301,7 @@ def withdraw(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) 
         row = _asked_for(connection, number=number).single_row()
         if _end(connection, number, "withdrawn", now_ms):
             ended += 1
-            api_keys.settle(connection, row.api_key, reserved_micros=row.reserved_micros, spent_micros=0)
+            api_keys.release(connection, row.api_key, row.reserved_micros)
             which = IS_OPEN & (leases.c.group_no == row.group_no)
             connection.execute(sa.update(leases).where(which).values(surplus=sa.true()))
     return ended
@@ -317,10 +316,9 @@ def refund(connection: sa.Connection, group_no: int) -> None:
     """Give a key back what it was charged for an answer that was retracted for a fault."""
     row = connection.execute(sa.select(queries).where(queries.c.group_no == group_no)).first()
     if row is not None and row.state == "answered":
-        cost = _cost(connection, group_no)
-        api_keys.settle(
-            connection, row.api_key, reserved_micros=0, spent_micros=-cost.credit_micros, tokens=-cost.tokens
-        )
+        cost, prompt_tokens = _cost(connection, group_no), len(row.prompt) // 4
+        refunded = KeyUsage(0, -prompt_tokens, -cost.tokens, -cost.credit_micros)
+        api_keys.charge(connection, row.api_key, refunded, answered_ms=row.ended_ms)
 
 
 def find_old(connection: sa.Connection, ended_before_ms: int, most: int = FORGOTTEN_AT_ONCE) -> tuple[int, ...]:

@@ -393,28 +393,6 @@ async def test_a_model_is_found_by_each_name_that_a_query_may_have(served: Serve
     assert (response.status, (await response.json())["error"]["code"]) == (401, "key_refused")
 
 
-async def test_a_key_shows_its_own_usage_to_its_holder_and_all_keys_only_to_the_operator(served: Served) -> None:
-    key, database = await make_key(served), served.round.database
-    other = await database.run(api_keys.make, "somebody else", 1, now_ms=now_ms())
-    headers = {"Authorization": f"Bearer {key}"}
-    async with working(served):
-        await ask(served, key, n=2)
-        found = await (await served.client.get("/v1/usage", headers=headers)).json()
-    assert (found["name"], found["answered_queries"], found["open_queries"]) == ("caller", 1, 0)
-    assert found["tokens"] > 0
-    assert 0 < found["spent_micros"] == 10**6 - found["left_micros"]
-    assert found["unit"] == served.round.config.round.money.to_json()
-    listed = await (await served.client.get("/v1/operator/keys", headers=served.operator)).text()
-    assert [row["name"] for row in json.loads(listed)["keys"]] == ["caller", "somebody else"]
-    assert {row: found[row] for row in ("spent_micros", "tokens")}.items() <= json.loads(listed)["keys"][0].items()
-    for secret in (key, other, digest(key.encode())):
-        assert secret not in listed + json.dumps(found)
-    assert "somebody else" not in json.dumps(found)
-    assert (await served.client.get("/v1/operator/keys", headers=headers)).status == 401
-    response = await served.client.get("/v1/usage")
-    assert (response.status, (await response.json())["error"]["code"]) == (401, "key_refused")
-
-
 async def test_a_caller_that_leaves_withdraws_its_queries(served: Served) -> None:
     key = await make_key(served)
     waiting = asyncio.create_task(ask(served, key))

@@ -263,7 +263,20 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
         record = partial(
             queries.ask,
             key=key,
-            asked=[Query(prompt, query.n, most, version, _seed(query), temperature, every_ms) for prompt in prompts],
+            asked=[
+                Query(
+                    prompt,
+                    query.n,
+                    most,
+                    version,
+                    _seed(query),
+                    temperature,
+                    every_ms,
+                    query.priority,
+                    query.max_price_micros_per_mtok,
+                )
+                for prompt in prompts
+            ],
             terms=round_.terms,
             max_price=round_.config.market.dearest_micros_per_mtok,
             patience_ms=int(patience_s * 1000),

@@ -16,6 +16,7 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from coordinator.api.http import MSGPACK
+from coordinator.endpoint.requests import PRIORITY_MAX
 from ledger import payout_proof, proof, witness
 from protocol import limits
 from protocol.errors import ERRORS
@@ -117,6 +118,13 @@ SHARED_FIELDS = {
     "stop": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}}]},
     "stream": {"type": "boolean"},
     "return_token_ids": {"type": "boolean"},
+    "priority": {"type": "integer", "minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX, "default": 0},
+    "max_price_micros_per_mtok": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": limits.PRICE_MAX_MICROS_PER_MTOK,
+        "description": "Of a node that may answer.",
+    },
     "prompt_token_ids": TOKEN_IDS,
 }
 

@@ -492,6 +492,8 @@ queries = sa.Table(
     sa.Column("ended_ms", sa.BigInteger, nullable=True),
     sa.Column("temperature", sa.Float, nullable=True),  # of its leases; null: the version's
     sa.Column("report_every_ms", sa.Integer, nullable=True),  # null: its caller does not read while it is sampled
+    sa.Column("priority", sa.Integer, nullable=False, server_default="0"),  # in its key's order; lowest first
+    sa.Column("max_price", sa.BigInteger, nullable=True),  # micro-units per million tokens; null: the round's
 )
 QUERY_OPEN = queries.c.state == sa.text("'open'")
 """The queries that wait for an answer. The value is literal text, so that SQLite can use the index."""

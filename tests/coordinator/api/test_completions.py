@@ -17,6 +17,7 @@ from coordinator.api.guard import Bounds
 from coordinator.base.clock import now_ms
 from coordinator.store import tables
 from coordinator.transactions import api_keys
+from protocol import limits
 from protocol.policy.chunks import digest
 from protocol.wire.signing import Envelope, NodeKey
 from protocol.work.fragment import Fragment, FragmentPart
@@ -391,6 +392,18 @@ async def test_a_model_is_found_by_each_name_that_a_query_may_have(served: Serve
         assert (response.status, (await response.json())["error"]["code"]) == (404, "not_found"), name
     response = await served.client.get("/v1/models/swarm")
     assert (response.status, (await response.json())["error"]["code"]) == (401, "key_refused")
+
+
+async def test_a_request_may_have_a_priority_and_a_highest_price(served: Served) -> None:
+    key, most = await make_key(served), limits.PRICE_MAX_MICROS_PER_MTOK
+    async with working(served):
+        await ask(served, key, priority=-3, max_price_micros_per_mtok=most)
+        await ask(served, key, priority=None)
+    (first, second) = await served.round.database.read(lambda there: there.execute(tables.queries.select()).all())
+    assert [(row.priority, row.max_price) for row in (first, second)] == [(-3, most), (0, None)]
+    for fields in ({"priority": 10**7}, {"max_price_micros_per_mtok": -1}):
+        status, error = await refused(served, key, **fields)
+        assert (status, error["code"], error["param"]) == (400, "field_refused", next(iter(fields)))
 
 
 async def test_a_caller_that_leaves_withdraws_its_queries(served: Served) -> None:

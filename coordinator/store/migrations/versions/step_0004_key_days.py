@@ -1,4 +1,7 @@
-"""The usage of each API key by day, of queries that are stored; deleted ones are in the sums of their keys alone."""
+"""The usage of each API key by day, and priority and price of queries; older ones have neither.
+
+Days are counted from the queries that are stored; deleted ones are in the sums of their keys alone.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -25,7 +28,9 @@ GROUP BY api_key, ended_ms / 86400000
 
 
 def upgrade() -> None:
-    """Add the table, and count what is stored."""
+    """Add the table and the columns, and count what is stored."""
+    op.add_column("queries", sa.Column("priority", sa.Integer(), server_default="0", nullable=False))
+    op.add_column("queries", sa.Column("max_price", sa.BigInteger(), nullable=True))
     op.create_table(
         "key_days",
         sa.Column("api_key", sa.Integer(), autoincrement=False, nullable=False),

@@ -1,4 +1,4 @@
-"""What a caller chooses for its queries: their order among its own, and the price of those who answer."""
+"""The order and the price that a caller chooses for its queries."""
 
 import pytest
 

@@ -365,6 +365,9 @@ QUERY_MAX_ITEMS = 100_000
 QUERY_PROMPTS_MAX = 64
 """Prompts of one query: each is a group of up to `SAMPLES_MAX` samples."""
 
+USAGE_DAYS, USAGE_DAYS_MAX = 30, 366
+"""Days of an API key's usage that are listed without a number, and at most: a year, in less than 50 kB."""
+
 QUERY_MESSAGES_MAX = 1024
 """Messages of a chat: `TURNS_MAX` turns with two calls of tools each."""
 

@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.api.guard import BOUNDS
-from coordinator.api.http import ROUND, body, error_headers, require_key
+from coordinator.api.http import ROUND, asked_number, body, error_headers, require_key
 from coordinator.base.clock import now_ms
 from coordinator.endpoint import replies
 from coordinator.endpoint.replies import ReplyHead, SampleReply, ServedModel
@@ -111,9 +111,10 @@ async def _served(round_: Round, name: str, version: int) -> ServedModel:
 @routes.get("/v1/usage")
 @_in_openai_form
 async def usage(request: web.Request) -> web.Response:
-    """Return what the caller's key has spent, what is left of its budget, and the queries and tokens that it got."""
-    round_ = request.app[ROUND]
-    found = await round_.database.read(api_keys.usage_of, require_key(request), now_ms=now_ms())
+    """Return what the caller's key has spent, what is left, and its queries and tokens, also of the last days."""
+    round_, key = request.app[ROUND], require_key(request)
+    days = asked_number(request, "days", limits.USAGE_DAYS, limits.USAGE_DAYS_MAX)
+    found = await round_.database.read(api_keys.usage_of, key, days, now_ms=now_ms())
     return _json({"object": "usage", **found, "unit": round_.config.round.money.to_json()})
 
 
@@ -262,7 +263,20 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
         record = partial(
             queries.ask,
             key=key,
-            asked=[Query(prompt, query.n, most, version, _seed(query), temperature, every_ms) for prompt in prompts],
+            asked=[
+                Query(
+                    prompt,
+                    query.n,
+                    most,
+                    version,
+                    _seed(query),
+                    temperature,
+                    every_ms,
+                    query.priority,
+                    query.max_price_micros_per_mtok,
+                )
+                for prompt in prompts
+            ],
             terms=round_.terms,
             max_price=round_.config.market.dearest_micros_per_mtok,
             patience_ms=int(patience_s * 1000),

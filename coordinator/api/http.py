@@ -35,7 +35,9 @@ from coordinator.config import Config
 from coordinator.service.round import Round
 from coordinator.transactions import api_keys, registry
 from protocol import limits
+from protocol.breach import Breach
 from protocol.errors import (
+    FieldRefused,
     KeyRefused,
     MalformedMessage,
     MessageTooLarge,
@@ -61,6 +63,9 @@ ERROR_PAGE: web.AppKey[Callable[[web.Request, NotFound], web.Response]] = web.Ap
 OWN_HOSTS = web.AppKey("own_hosts", frozenset[str])
 """Host names of a round that is not on the internet; absent for one that is."""
 MSGPACK = "application/msgpack"
+
+NUMBER_MAX_CHARS = 9
+"""The most digits of a number in an address."""
 
 SPOKEN = (HttpVersion10, HttpVersion11)
 
@@ -300,6 +305,15 @@ def require_key(request: web.Request) -> str:
     if scheme.lower() != "bearer" or not key.strip():
         raise KeyRefused("The request has no API key.", hint="Send it as `Authorization: Bearer KEY`.")
     return key.strip()
+
+
+def asked_number(request: web.Request, name: str, default: int, most: int) -> int:
+    """Return a whole number from 1 to `most` from the address of a request, or `default` if it has none."""
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= NUMBER_MAX_CHARS and 1 <= int(text) <= most):
+        said = f"{name} is {text[:NUMBER_MAX_CHARS]!r}; a whole number from 1 to {most} is accepted."
+        raise FieldRefused(said, breach=Breach(name))
+    return int(text)
 
 
 def require_operator(request: web.Request) -> Round:

@@ -16,6 +16,7 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from coordinator.api.http import MSGPACK
+from coordinator.endpoint.requests import PRIORITY_MAX
 from ledger import payout_proof, proof, witness
 from protocol import limits
 from protocol.errors import ERRORS
@@ -117,6 +118,13 @@ SHARED_FIELDS = {
     "stop": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}}]},
     "stream": {"type": "boolean"},
     "return_token_ids": {"type": "boolean"},
+    "priority": {"type": "integer", "minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX, "default": 0},
+    "max_price_micros_per_mtok": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": limits.PRICE_MAX_MICROS_PER_MTOK,
+        "description": "Of a node that may answer.",
+    },
     "prompt_token_ids": TOKEN_IDS,
 }
 
@@ -142,6 +150,15 @@ ASKED = {
 
 KEYED = ("/v1/models", "/v1/models/{model}", "/v1/usage", "/v1/completions", "/v1/chat/completions")
 """The endpoint's paths: they require an API key, and their bodies and errors have OpenAI's forms (docs/endpoint.md)."""
+
+DAYS = {
+    "name": "days",
+    "in": "query",
+    "description": "The days whose usage is listed; the last one is today.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": limits.USAGE_DAYS_MAX, "default": limits.USAGE_DAYS},
+}
+QUERIED = {"/v1/usage": (DAYS,), "/v1/operator/keys": (DAYS,)}
+"""The parameters after the question mark that this document describes, by path."""
 
 TRAINERS = ("/v1/key", "/v1/trainer/")
 """Prefixes of the paths that require an API key, and have our form of errors (docs/trainers.md)."""
@@ -197,7 +214,7 @@ def _operation(route: web.RouteDef, path: str, parameters: list[dict[str, Any]])
     operation: dict[str, Any] = {
         "operationId": f"{route.handler.__module__.rpartition('.')[2]}_{route.handler.__name__}",
         "summary": said.partition("\n")[0],
-        "parameters": parameters,
+        "parameters": [*parameters, *QUERIED.get(path, ())],
         "responses": {"200": {"description": "The request succeeded.", "content": content}, "default": _failure()},
     }
     if path.startswith(OPERATORS):

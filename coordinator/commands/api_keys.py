@@ -13,6 +13,7 @@ from coordinator.commands.asking import launched, local_url, run_in_store
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from coordinator.pages.words import ago, line
+from protocol import limits
 from protocol.errors import ConfigInvalid
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
@@ -104,6 +105,42 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         )
     if not rows:
         typer.echo("There are no keys yet: make one with `swarm-coordinator api-keys create`.")
+
+
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator api-keys usage round.toml evaluations", "the page /usage draws the same.", EXIT_CODES
+    )
+)
+def usage(
+    config_file: ConfigFile,
+    settings: Settings,
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Name of a key; without it, the sum of all.")] = "",
+    days: Annotated[
+        int, typer.Option(min=1, max=limits.USAGE_DAYS_MAX, help="The last days to list, today included.")
+    ] = limits.USAGE_DAYS,
+    as_json: AsJson = False,
+) -> None:
+    """List the usage of a key by day (UTC): answered queries, tokens of prompts and of answers, and what they cost.
+
+    Days without answers are left out. Tokens and costs of answers that an audit rejected are not counted.
+    """
+    from coordinator.base.clock import now_ms
+    from coordinator.transactions import api_keys
+
+    config = load(config_file, settings)
+    rows = run_in_store(config, api_keys.days_of, name or None, days, now_ms=now_ms())
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    unit = launched(config).round.money
+    for row in rows:
+        typer.echo(
+            f"{row['day']}  {counted(row['answered_queries'], 'answered query', 'answered queries')}, "
+            f"{row['prompt_tokens']:,} tokens in, {row['tokens']:,} out, {unit.exact(row['spent_micros'])}"
+        )
+    if not rows:
+        typer.echo(f"No query was answered in the last {counted(days, 'day')}.")
 
 
 @app.command(

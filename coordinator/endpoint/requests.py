@@ -27,6 +27,9 @@ from protocol.text.plain import one_line
 MODEL = "swarm"
 """The name of the model: any version. `swarm@12` is version 12."""
 
+PRIORITY_MAX = 1_000_000
+"""The highest and, negative, the lowest priority of a query."""
+
 Prompt = str | tuple[int, ...]
 """A prompt as text, or as the ids of its tokens."""
 
@@ -53,6 +56,10 @@ class CompletionQuery:
     include_usage: bool = False
     """True if a stream ends with a chunk that has the number of tokens."""
     return_token_ids: bool = False
+    priority: int = 0
+    """The place among the waiting queries of the same key: the lowest is first, as in vLLM."""
+    max_price_micros_per_mtok: int | None = None
+    """The highest price of a node that may answer."""
     tool_choice: Literal["none", "auto"] = "none"
 
     @property
@@ -131,6 +138,8 @@ def _common(fields: "_Fields") -> dict[str, Any]:
         "stream": fields.flag("stream"),
         "include_usage": _Fields(options or {}, _STREAM_OPTIONS, within="stream_options.").flag("include_usage"),
         "return_token_ids": fields.flag("return_token_ids"),
+        "priority": fields.integer("priority", -PRIORITY_MAX, PRIORITY_MAX) or 0,
+        "max_price_micros_per_mtok": fields.integer("max_price_micros_per_mtok", 0, limits.PRICE_MAX_MICROS_PER_MTOK),
     }
 
 
@@ -177,11 +186,12 @@ _CONSEQUENCES = dict.fromkeys(
 
 _IGNORED = (
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity", "moderation",
-    "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt", "priority",
+    "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt",
     "request_id",
 )  # fmt: skip
 _COMMON = (
-    "model", "n", "best_of", "max_tokens", "max_completion_tokens", "temperature", "stop", "seed", "stream",
+    "model", "priority", "max_price_micros_per_mtok",
+    "n", "best_of", "max_tokens", "max_completion_tokens", "temperature", "stop", "seed", "stream",
     "stream_options", "logprobs", "return_token_ids", "prompt_token_ids", *_NEUTRAL, *_IGNORED,
 )  # fmt: skip
 _COMPLETION = ("prompt", *_COMMON)

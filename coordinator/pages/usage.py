@@ -4,6 +4,7 @@
   pastes, keeps it in the input field alone, and writes it to no storage.
 - An API key shows its own usage (`GET /v1/usage`), and the operator's token all keys (`GET /v1/operator/keys`). Text of
   another form is not sent: it may be a secret of another service.
+- Both have the usage of each of the last thirty days: a table of the days with answers, and bars of all thirty.
 - What is announced to screen readers (`said`, `mistake`) is outside of the results, which are hidden at first.
 """
 
@@ -11,7 +12,7 @@ from coordinator.pages.layout import document
 from coordinator.pages.site import Site
 from protocol.text.html import Markup, el
 
-LEAD = "Paste your API key to see what it has spent and what is left. The operator's token shows all keys."
+LEAD = "Paste your API key to see what it has spent, what is left, and its days. The operator's token shows all keys."
 FORGETS = "This page forgets it when you leave. If your browser offers to save it, decline."
 
 
@@ -51,6 +52,7 @@ def _results() -> tuple[Markup, ...]:
         el("h2", "", id="whose"),
         el("dl", class_="facts", id="figures"),
         el("div", id="keys"),
+        el("div", id="days"),
         id="usage",
         aria_labelledby="whose",
         hidden=True,

@@ -13,7 +13,7 @@ from coordinator.store import payout_tables, tables
 from ledger import store
 from protocol.errors import ConfigInvalid
 
-SCHEMA = 3
+SCHEMA = 4
 """The newest step in `coordinator/store/migrations/versions`."""
 
 stamp = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))

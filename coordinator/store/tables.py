@@ -461,6 +461,18 @@ api_keys = sa.Table(
     sa.Column("used_ms", sa.BigInteger, nullable=True),  # of its last query; null: never, or before it was recorded
 )
 
+# The usage of each API key by day: tokens and costs are those of answers that no audit has rejected.
+key_days = sa.Table(
+    "key_days",
+    metadata,
+    sa.Column("api_key", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),  # days since 1970-01-01, UTC
+    sa.Column("answered_queries", sa.Integer, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("spent_micros", sa.BigInteger, nullable=False),
+)
+
 # Prompts that callers of the endpoint want completed: each is one group.
 queries = sa.Table(
     "queries",
@@ -480,6 +492,8 @@ queries = sa.Table(
     sa.Column("ended_ms", sa.BigInteger, nullable=True),
     sa.Column("temperature", sa.Float, nullable=True),  # of its leases; null: the version's
     sa.Column("report_every_ms", sa.Integer, nullable=True),  # null: its caller does not read while it is sampled
+    sa.Column("priority", sa.Integer, nullable=False, server_default="0"),  # in its key's order; lowest first
+    sa.Column("max_price", sa.BigInteger, nullable=True),  # micro-units per million tokens; null: the round's
 )
 QUERY_OPEN = queries.c.state == sa.text("'open'")
 """The queries that wait for an answer. The value is literal text, so that SQLite can use the index."""

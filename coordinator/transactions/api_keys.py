@@ -3,7 +3,8 @@
 - A key is shown once, when it is made. The store has only its digest.
 - Each open query reserves what its dearest answer costs; when it ends, the key is charged what nodes were credited. So
   a key never spends more than its budget, which is a part of the round's.
-- The usage of a key is counted at the key, when an answer is accepted or retracted: its queries are deleted some day.
+- The usage of a key is counted at the key and by day (`coordinator.transactions.key_days`), when an answer is accepted
+  or retracted: its queries are deleted some day.
 - A revoked or expired key asks nothing more. Its open queries are answered and charged.
 """
 
@@ -13,7 +14,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.store.tables import QUERY_OPEN, api_keys, queries
+from coordinator.transactions import key_days
+from coordinator.transactions.key_days import KeyUsage
 from ledger.prepared import Prepared
+from protocol import limits
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
 from protocol.policy import chunks
 from protocol.text.money import Unit
@@ -112,13 +116,14 @@ def set_budget(connection: sa.Connection, name: str, budget_micros: int) -> None
         raise NotFound(f"There is no key {name!r}.", hint="See `swarm-coordinator api-keys list`.")
 
 
-def usage_of(connection: sa.Connection, key: str, *, now_ms: int) -> dict[str, Any]:
-    """Return what the holder of a key has spent and got, what is left of its budget, and its open queries."""
+def usage_of(connection: sa.Connection, key: str, days: int = limits.USAGE_DAYS, *, now_ms: int) -> dict[str, Any]:
+    """Return what the holder of a key has spent and got, what is left, its open queries, and its last `days` days."""
     row = _usable(connection, key, now_ms)
     waiting = sa.select(sa.func.count()).where(queries.c.api_key == row.number, QUERY_OPEN)
     names = ("name", "budget_micros", "spent_micros", "reserved_micros", "expires_ms")
     shown = {name: getattr(row, name) for name in (*names, "answered_queries", "tokens", "used_ms")}
     shown["open_queries"] = connection.execute(waiting).scalar_one()
+    shown["days"] = key_days.list_days(connection, days, api_key=row.number, now_ms=now_ms)
     return _with_left(shown)
 
 
@@ -128,6 +133,25 @@ def list_keys(connection: sa.Connection) -> list[dict[str, Any]]:
     shown = [column for column in api_keys.c if column.name not in ("number", "digest")]
     rows = connection.execute(sa.select(*shown, waiting.label("open_queries")).order_by(api_keys.c.number))
     return [_with_left(dict(row)) for row in rows.mappings()]
+
+
+def list_keys_and_days(
+    connection: sa.Connection, days: int = limits.USAGE_DAYS, *, now_ms: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Return all keys, and the sums of their usage on each of the last `days` days."""
+    return {"keys": list_keys(connection), "days": key_days.list_days(connection, days, now_ms=now_ms)}
+
+
+def days_of(
+    connection: sa.Connection, name: str | None, days: int = limits.USAGE_DAYS, *, now_ms: int
+) -> list[dict[str, Any]]:
+    """Return the usage of a key, or the sum of all for None, on each of the last `days` days."""
+    if name is None:
+        return key_days.list_days(connection, days, now_ms=now_ms)
+    number = connection.execute(sa.select(api_keys.c.number).where(api_keys.c.name == name)).scalar()
+    if number is None:
+        raise NotFound(f"There is no key {name!r}.", hint="See `swarm-coordinator api-keys list`.")
+    return key_days.list_days(connection, days, api_key=number, now_ms=now_ms)
 
 
 def _with_left(row: dict[str, Any]) -> dict[str, Any]:
@@ -180,17 +204,18 @@ def reserve(connection: sa.Connection, number: int, micros: int, unit: Unit, *, 
         )
 
 
-def settle(
-    connection: sa.Connection,
-    number: int,
-    *,
-    reserved_micros: int,
-    spent_micros: int,
-    answered: int = 0,
-    tokens: int = 0,
+def charge(
+    connection: sa.Connection, number: int, usage: KeyUsage, *, reserved_micros: int = 0, answered_ms: int
 ) -> None:
-    """Charge a key for a query that has ended, in the place of what was reserved for it, and count its answer."""
-    _settle(connection, which=number, freed=reserved_micros, spent=spent_micros, answered=answered, got=tokens)
+    """Charge a key for an answer, in the place of what was reserved for its query, and count it; or refund it."""
+    spent, answered, tokens = usage.spent_micros, usage.answered_queries, usage.tokens
+    _settle(connection, which=number, freed=reserved_micros, spent=spent, answered=answered, got=tokens)
+    key_days.record(connection, number, usage, answered_ms)
+
+
+def release(connection: sa.Connection, number: int, reserved_micros: int) -> None:
+    """Release what was reserved for a query that has ended without an answer."""
+    _settle(connection, which=number, freed=reserved_micros, spent=0, answered=0, got=0)
 
 
 def _digest(key: str) -> str:

@@ -305,7 +305,8 @@ def _serve(
     most = min(most, admitted.trials) if admitted.on_trial else most
     waiting = []
     if most > 0:
-        waiting = queries.waiting(connection, message.version, most, on_trial=admitted.on_trial, now_ms=now_ms)
+        on_trial = admitted.on_trial
+        waiting = queries.waiting(connection, message.version, most, price=price, on_trial=on_trial, now_ms=now_ms)
     costs = [terms.max_cost_micros(price, query.samples, query.tokens_max) for query in waiting]
     payable = admission.affordable(connection, terms, max(costs, default=0), now_ms)
     taken = [GroupToLease(query.group_no, query.begun, query.begun_version) for query in waiting[:payable]]

@@ -6,7 +6,9 @@
 - A query is one group, below zero like those of evaluations: leased, signed, paid and audited as any other, and never
   trained on. Where a query names a version, only that one answers it; else the version of whichever node takes it.
 - Queries go before other groups (`coordinator.transactions.offers`). The key with the fewest queries under way goes
-  first, then the oldest query: a key with a thousand queries does not delay a key with one.
+  first, then the oldest query: a key with a thousand queries does not delay a key with one. Its caller may give
+  queries a priority, which orders those of one key and nobody else's.
+- A query may name the highest price at which it is sampled: nodes that ask more do not get it, and it reserves less.
 - If a node is lost, another one continues from its fragments. A query with `report_every_ms` has fragments from the
   start: its caller reads the tokens while they are sampled (`coordinator.transactions.query_answers`).
 - An ended query is deleted after `store.queries_d` days, once every claim for it is settled: no audit can change any
@@ -35,6 +37,7 @@ from coordinator.store.tables import (
     rollouts,
 )
 from coordinator.transactions import admission, api_keys
+from coordinator.transactions.key_days import KeyUsage
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.prompts import QUERY
 from ledger.entry import amount
@@ -81,6 +84,8 @@ class QueryRow(NamedTuple):
     ended_ms: int | None
     temperature: float | None
     report_every_ms: int | None
+    priority: int
+    max_price: int | None
 
 
 class OpenQueries(NamedTuple):
@@ -113,7 +118,8 @@ _under_way = (
     .group_by(_asked.c.api_key)
     .subquery()
 )
-_place = sa.func.row_number().over(partition_by=queries.c.api_key, order_by=queries.c.number)
+_own_order = (queries.c.priority, queries.c.number)
+_place = sa.func.row_number().over(partition_by=queries.c.api_key, order_by=_own_order)
 _waiting = Prepared(
     sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version, queries.c.samples, queries.c.tokens_max)
     .join_from(queries, groups, groups.c.group_no == queries.c.group_no)
@@ -121,6 +127,7 @@ _waiting = Prepared(
     .where(QUERY_OPEN, groups.c.state.in_(sa.bindparam("states", expanding=True)))
     .where(queries.c.until_ms > sa.bindparam("now", type_=sa.BigInteger))
     .where(queries.c.version.is_(None) | (queries.c.version == sa.bindparam("version", type_=sa.BigInteger)))
+    .where(queries.c.max_price.is_(None) | (queries.c.max_price >= sa.bindparam("price", type_=sa.BigInteger)))
     .order_by(groups.c.state == sa.text("'trial'"), sa.func.coalesce(_under_way.c.leased, 0) + _place, queries.c.number)
     .limit(sa.bindparam("count", type_=sa.Integer)),
     WaitingQuery,
@@ -175,9 +182,14 @@ class Query:
     """The temperature of its leases; None: that of the version that answers."""
     report_every_ms: int | None = None
     """The interval at which its caller reads the tokens while they are sampled; None: it waits for the whole answer."""
+    priority: int = 0
+    """The place among the waiting queries of its key: the lowest is first."""
+    max_price: int | None = None
+    """The highest price of a node that may answer, in micro-units per million tokens; None: the round's."""
 
     def max_cost_micros(self, terms: LeaseTerms, price: int) -> int:
-        """Return the cost of the dearest answer at a price."""
+        """Return the cost of the dearest answer at a price, or at its own highest price if that is lower."""
+        price = price if self.max_price is None else min(price, self.max_price)
         context = terms.context_tokens_paid(pack_tokens(list(self.prompt)), ())
         return amount(self.samples * self.tokens_max + context, price)
 
@@ -216,6 +228,8 @@ def ask(
             "seed": query.seed,
             "temperature": query.temperature,
             "report_every_ms": query.report_every_ms,
+            "priority": query.priority,
+            "max_price": query.max_price,
             "reserved_micros": cost,
             "asked_ms": now_ms,
             "until_ms": now_ms + patience_ms,
@@ -241,13 +255,15 @@ def _require_room(connection: sa.Connection, key: int, more: int, open_max: int,
         raise Overloaded(f"The open queries of {whose} would be more than {most}.", hint="Wait for some to end.")
 
 
-def waiting(connection: sa.Connection, version: int, count: int, *, on_trial: bool, now_ms: int) -> list[WaitingQuery]:
-    """Return up to `count` queries that wait for a node with this version, those that go first before others.
+def waiting(
+    connection: sa.Connection, version: int, count: int, *, price: int, on_trial: bool, now_ms: int
+) -> list[WaitingQuery]:
+    """Return up to `count` queries that wait for a node with this version and price, those that go first before others.
 
     Those that only newcomers work on come last; another newcomer gets none of them.
     """
     states = [GroupState.OPEN.value] if on_trial else [GroupState.OPEN.value, GroupState.TRIAL.value]
-    return list(_waiting(connection, version=version, now=now_ms, count=count, states=states))
+    return list(_waiting(connection, version=version, price=price, now=now_ms, count=count, states=states))
 
 
 def first_lease(
@@ -282,11 +298,9 @@ def record_answer(connection: sa.Connection, number: int, now_ms: int) -> None:
     """Record that a rollout of a query was accepted, and charge its key."""
     row = _asked_for(connection, number=number).single_row()
     if _end(connection, number, "answered", now_ms):
-        cost = _cost(connection, row.group_no)
-        spent, reserved = cost.credit_micros, row.reserved_micros
-        api_keys.settle(
-            connection, row.api_key, reserved_micros=reserved, spent_micros=spent, answered=1, tokens=cost.tokens
-        )
+        cost, prompt_tokens = _cost(connection, row.group_no), len(row.prompt) // 4
+        usage = KeyUsage(1, prompt_tokens, cost.tokens, cost.credit_micros)
+        api_keys.charge(connection, row.api_key, usage, reserved_micros=row.reserved_micros, answered_ms=now_ms)
 
 
 def withdraw_open(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) -> None:
@@ -302,7 +316,7 @@ def withdraw(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) 
         row = _asked_for(connection, number=number).single_row()
         if _end(connection, number, "withdrawn", now_ms):
             ended += 1
-            api_keys.settle(connection, row.api_key, reserved_micros=row.reserved_micros, spent_micros=0)
+            api_keys.release(connection, row.api_key, row.reserved_micros)
             which = IS_OPEN & (leases.c.group_no == row.group_no)
             connection.execute(sa.update(leases).where(which).values(surplus=sa.true()))
     return ended
@@ -317,10 +331,9 @@ def refund(connection: sa.Connection, group_no: int) -> None:
     """Give a key back what it was charged for an answer that was retracted for a fault."""
     row = connection.execute(sa.select(queries).where(queries.c.group_no == group_no)).first()
     if row is not None and row.state == "answered":
-        cost = _cost(connection, group_no)
-        api_keys.settle(
-            connection, row.api_key, reserved_micros=0, spent_micros=-cost.credit_micros, tokens=-cost.tokens
-        )
+        cost, prompt_tokens = _cost(connection, group_no), len(row.prompt) // 4
+        refunded = KeyUsage(0, -prompt_tokens, -cost.tokens, -cost.credit_micros)
+        api_keys.charge(connection, row.api_key, refunded, answered_ms=row.ended_ms)
 
 
 def find_old(connection: sa.Connection, ended_before_ms: int, most: int = FORGOTTEN_AT_ONCE) -> tuple[int, ...]:

@@ -71,6 +71,8 @@ class Engine(ABC):
         self._spent = _nothing_spent()
         self._passed: deque[PolicyFiles] = deque(maxlen=PASSED_MAX)
         """Files that passed their canary in the model, as it was built."""
+        self._is_proven = False
+        """True if the model, as it was built, reproduced a whole canary."""
 
     @property
     def busy(self) -> bool:
@@ -172,9 +174,15 @@ class Engine(ABC):
         files = files_of(folder)
         if rebuilt or not self.compares_swaps:
             self._passed.clear()
+            self._is_proven = False
         if files not in self._passed:
-            scores = partial(canary.score, decoder)
-            canary.check(folder, scores, vocab_size=decoder.vocab_size, numerics=decoder.numerics)
+            self._is_proven |= canary.check(
+                folder,
+                partial(canary.score, decoder),
+                vocab_size=decoder.vocab_size,
+                numerics=decoder.numerics,
+                is_proven=self._is_proven,
+            )
             self._passed.append(files)
 
     def _loaded(self) -> Decoder:

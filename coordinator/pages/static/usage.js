@@ -9,6 +9,10 @@
 const API_KEY = /^es-[\x21-\x7e]+$/;
 const TOKEN = /^[0-9a-f]{64}$/;
 const MICRO_DECIMALS = 6;
+const DAY_MS = 86_400_000;
+const DAYS = 30; // those that the server lists without being asked for another number
+const SIDE = 100; // width and height of a chart in its own units
+const BAR_SHARE = 0.7; // the share of its place that a bar fills
 const UNKNOWN = "This is neither an API key of this round nor the operator's token. API keys begin with es-.";
 
 const byId = (id) => document.getElementById(id);
@@ -50,6 +54,58 @@ function state(key, now_ms) {
   return key.expires_ms <= now_ms ? `expired ${day(key.expires_ms)}` : `valid until ${day(key.expires_ms)}`;
 }
 
+function drawn(tag, attributes, children = []) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+// A bar for each day, as `coordinator.pages.charts` draws them; `value` takes a day's row, which is missing without answers.
+function bars(title, days, rows, value, show) {
+  const heights = days.map((name) => rows.has(name) ? value(rows.get(name)) : 0);
+  const top = Math.max(...heights) || 1, place = SIDE / days.length;
+  const shapes = heights.map((height, number) => drawn("rect", {
+    x: ((number + (1 - BAR_SHARE) / 2) * place).toFixed(2), y: (SIDE - SIDE * height / top).toFixed(2),
+    width: (BAR_SHARE * place).toFixed(2), height: (SIDE * height / top).toFixed(2), class: "bar s0",
+  }, [drawn("title", {}, [`${days[number]}: ${show(height)}`])]));
+  const grid = [0, SIDE].map((y) => drawn("line", { x1: 0, x2: SIDE, y1: y, y2: y, class: "grid" }));
+  const said = `${title}, ${days.length} days: at most ${show(top)} on a day. The table below has the figures.`;
+  const picture = drawn("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, preserveAspectRatio: "none", role: "img", "aria-label": said },
+    [...grid, ...shapes]);
+  const up = el("div", [el("span", show(top)), el("span", "0")], { class: "up", "aria-hidden": "true" });
+  const along = el("div", [el("span", days[0]), el("span", days.at(-1))], { class: "along" });
+  const name = el("figcaption", [el("span", title, { class: "name" }), el("span", show(heights.at(-1)), { class: "newest" })]);
+  return el("figure", [name, el("div", [up, picture, along], { class: "plot" })], { class: "chart" });
+}
+
+function wideTable(caption, heads, rows) {
+  const body = rows.map((cells) => el("tr", cells.map(([text, style], place) =>
+    el(place ? "td" : "th", text, { class: style, scope: place ? "" : "row" }))));
+  const head = el("thead", el("tr", heads.map(([title, style]) => el("th", title, { scope: "col", class: style }))));
+  const table = el("table", [el("caption", caption, { class: "quiet" }), head, el("tbody", body)]);
+  return el("div", table, { class: "wide", tabindex: "0", role: "region", "aria-label": caption });
+}
+
+// Days are of UTC; the last one has not ended.
+function showDays(listed, unit, now_ms) {
+  const title = el("h3", `The last ${DAYS} days`);
+  if (!listed.length) return byId("days").replaceChildren(title, el("p", "No query was answered.", { class: "soft" }));
+  const names = Array.from({ length: DAYS }, (_, number) => day(now_ms - (DAYS - 1 - number) * DAY_MS));
+  const rows = new Map(listed.map((row) => [row.day, row]));
+  const amount = (micros) => figure(micros, unit.decimals);
+  const charts = el("div", [
+    bars("sampled tokens by day", names, rows, (row) => row.tokens, whole),
+    bars(`spent by day, ${unit.name}`, names, rows, (row) => row.spent_micros, amount),
+  ], { class: "charts" });
+  const heads = [["day", "text"], ["answered", ""], ["tokens in", "tablet"], ["tokens out", ""], ["spent", ""]];
+  const cells = listed.toReversed().map((row) => [
+    [row.day, "text"], [whole(row.answered_queries), ""], [whole(row.prompt_tokens), "tablet"], [whole(row.tokens), ""],
+    [amount(row.spent_micros), ""],
+  ]);
+  byId("days").replaceChildren(title, charts, wideTable(`Usage by day; amounts in ${unit.name}`, heads, cells));
+}
+
 function showFigures(whose, figures) {
   byId("whose").replaceChildren(el("bdi", whose));
   byId("figures").replaceChildren(...Object.entries(figures).map(([name, value]) => el("div", [el("dt", name), el("dd", value)])));
@@ -89,12 +145,8 @@ function showAll({ keys, unit }, now_ms) {
     "sampled tokens": whole(sum("tokens")),
   });
   if (!keys.length) return byId("keys").replaceChildren(el("p", "There are no keys yet: swarm-coordinator api-keys create", { class: "soft" }));
-  const heads = COLUMNS.map(([title, style]) => el("th", title, { scope: "col", class: style }));
-  const rows = keys.map((key) => el("tr", COLUMNS.map(([, style, show], place) =>
-    el(place ? "td" : "th", show(key, unit, now_ms), { class: style, scope: place ? "" : "row" }))));
-  const caption = `API keys; amounts in ${unit.name}`;
-  const table = el("table", [el("caption", caption, { class: "quiet" }), el("thead", el("tr", heads)), el("tbody", rows)]);
-  byId("keys").replaceChildren(el("div", table, { class: "wide", tabindex: "0", role: "region", "aria-label": caption }));
+  const rows = keys.map((key) => COLUMNS.map(([, style, show]) => [show(key, unit, now_ms), style]));
+  byId("keys").replaceChildren(wideTable(`API keys; amounts in ${unit.name}`, COLUMNS, rows));
 }
 
 // Show what the secret gives access to; return the time of the reply.
@@ -112,6 +164,7 @@ async function ask(secret, signal) {
   const now_ms = Date.parse(reply.headers.get("Date")) || Date.now();
   if (isKey) showOne(answer, now_ms);
   else showAll(answer, now_ms);
+  showDays(answer.days, answer.unit, now_ms);
   return now_ms;
 }
 
@@ -120,8 +173,7 @@ function clear() {
   byId("said").textContent = "";
   byId("mistake").textContent = "";
   byId("mistake").className = "";
-  byId("keys").replaceChildren();
-  byId("figures").replaceChildren();
+  for (const name of ["keys", "days", "figures"]) byId(name).replaceChildren();
 }
 
 let asking = null; // aborts the request under way

@@ -17,6 +17,7 @@ from coordinator.api.guard import Bounds
 from coordinator.base.clock import now_ms
 from coordinator.store import tables
 from coordinator.transactions import api_keys
+from protocol import limits
 from protocol.policy.chunks import digest
 from protocol.wire.signing import Envelope, NodeKey
 from protocol.work.fragment import Fragment, FragmentPart
@@ -393,26 +394,16 @@ async def test_a_model_is_found_by_each_name_that_a_query_may_have(served: Serve
     assert (response.status, (await response.json())["error"]["code"]) == (401, "key_refused")
 
 
-async def test_a_key_shows_its_own_usage_to_its_holder_and_all_keys_only_to_the_operator(served: Served) -> None:
-    key, database = await make_key(served), served.round.database
-    other = await database.run(api_keys.make, "somebody else", 1, now_ms=now_ms())
-    headers = {"Authorization": f"Bearer {key}"}
+async def test_a_request_may_have_a_priority_and_a_highest_price(served: Served) -> None:
+    key, most = await make_key(served), limits.PRICE_MAX_MICROS_PER_MTOK
     async with working(served):
-        await ask(served, key, n=2)
-        found = await (await served.client.get("/v1/usage", headers=headers)).json()
-    assert (found["name"], found["answered_queries"], found["open_queries"]) == ("caller", 1, 0)
-    assert found["tokens"] > 0
-    assert 0 < found["spent_micros"] == 10**6 - found["left_micros"]
-    assert found["unit"] == served.round.config.round.money.to_json()
-    listed = await (await served.client.get("/v1/operator/keys", headers=served.operator)).text()
-    assert [row["name"] for row in json.loads(listed)["keys"]] == ["caller", "somebody else"]
-    assert {row: found[row] for row in ("spent_micros", "tokens")}.items() <= json.loads(listed)["keys"][0].items()
-    for secret in (key, other, digest(key.encode())):
-        assert secret not in listed + json.dumps(found)
-    assert "somebody else" not in json.dumps(found)
-    assert (await served.client.get("/v1/operator/keys", headers=headers)).status == 401
-    response = await served.client.get("/v1/usage")
-    assert (response.status, (await response.json())["error"]["code"]) == (401, "key_refused")
+        await ask(served, key, priority=-3, max_price_micros_per_mtok=most)
+        await ask(served, key, priority=None)
+    (first, second) = await served.round.database.read(lambda there: there.execute(tables.queries.select()).all())
+    assert [(row.priority, row.max_price) for row in (first, second)] == [(-3, most), (0, None)]
+    for fields in ({"priority": 10**7}, {"max_price_micros_per_mtok": -1}):
+        status, error = await refused(served, key, **fields)
+        assert (status, error["code"], error["param"]) == (400, "field_refused", next(iter(fields)))
 
 
 async def test_a_caller_that_leaves_withdraws_its_queries(served: Served) -> None:

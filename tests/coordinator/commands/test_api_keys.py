@@ -1,6 +1,7 @@
 """`swarm-coordinator api-keys`, typed against the store of a round."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from coordinator.base.clock import now_ms
 from coordinator.cli import app
 from coordinator.store.state import Database
 from coordinator.transactions import api_keys
+from coordinator.transactions.key_days import DAY_MS, KeyUsage
 from protocol.text.money import CREDITS
 
 ROUND_FILE = str(Path(__file__).parents[3] / "examples" / "demo.toml")
@@ -33,7 +35,7 @@ def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) ->
     assert "\nIts usage: http://127.0.0.1:8700/usage," in created
     assert "key  es-" in say(folder, "create", "other", "--budget", "10", "--days", "2").output
     database = Database(folder / "state.db")
-    database.run_now(api_keys.settle, 1, reserved_micros=0, spent_micros=1_000_000, answered=1208, tokens=402_113)
+    database.run_now(api_keys.charge, 1, KeyUsage(1208, 9000, 402_113, 1_000_000), answered_ms=now_ms())
     database.close()
     assert say(folder, "list").output.splitlines()[0].endswith("0 open, last use not known"), "as after a migration"
     database = Database(folder / "state.db")
@@ -55,3 +57,30 @@ def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) ->
     assert not [row for row in rows if {"digest", "number"} & row.keys()]
     say(folder, "revoke", "suite")
     assert say(folder, "list").output.splitlines()[0].split()[1] == "revoked"
+
+
+def test_usage_lists_the_days_of_a_key_or_of_all(folder: Path) -> None:
+    moment_ms = now_ms()
+    today, before = (
+        f"{datetime.fromtimestamp(moment / 1000, UTC):%Y-%m-%d}" for moment in (moment_ms, moment_ms - DAY_MS)
+    )
+    for name in ("suite", "other"):
+        say(folder, "create", name, "--budget", "5000000")
+    assert say(folder, "usage").output == "No query was answered in the last 30 days.\n"
+    database = Database(folder / "state.db")
+    database.run_now(api_keys.charge, 1, KeyUsage(1208, 9000, 402_113, 1_000_000), answered_ms=moment_ms)
+    database.run_now(api_keys.charge, 1, KeyUsage(1, 2, 3, 4), answered_ms=moment_ms - DAY_MS)
+    database.run_now(api_keys.charge, 2, KeyUsage(1, 2, 3, 0), answered_ms=moment_ms)
+    database.close()
+    assert [line.split() for line in say(folder, "usage", "suite").output.splitlines()] == [
+        f"{before} 1 answered query, 2 tokens in, 3 out, 0.000004 credits".split(),
+        f"{today} 1,208 answered queries, 9,000 tokens in, 402,113 out, 1.00 credits".split(),
+    ]
+    rows = json.loads(say(folder, "usage", "--days", "1", "--json").output)
+    assert rows == [
+        {"day": today, "answered_queries": 1209, "prompt_tokens": 9002, "tokens": 402_116, "spent_micros": 1_000_000}
+    ]
+    unknown = say(folder, "usage", "nobody")
+    assert unknown.exit_code != 0
+    assert "There is no key 'nobody'" in str(unknown.exception)
+    assert say(folder, "usage", "--days", "0").exit_code == 2

@@ -33,9 +33,10 @@ def chat(**fields: Any) -> CompletionQuery:
 def test_a_query_has_the_fields_of_the_body() -> None:
     fields = {"n": 4, "max_tokens": 7, "temperature": 1, "stop": "x", "logprobs": 0, "seed": -5, "stream": True}
     more = {"stream_options": {"include_usage": True}, "return_token_ids": True, "user": "u", "top_p": None}
+    more |= {"priority": -3, "max_price_micros_per_mtok": 9}
     assert completion(**fields, **more) == CompletionQuery(
         "m", ("Hi",), n=4, max_tokens=7, temperature=1.0, stop=("x",), logprobs=True, seed=-5, stream=True,
-        include_usage=True, return_token_ids=True,
+        include_usage=True, return_token_ids=True, priority=-3, max_price_micros_per_mtok=9,
     )  # fmt: skip
     assert completion() == CompletionQuery("m", ("Hi",))
 

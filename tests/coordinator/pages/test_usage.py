@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from coordinator.base.clock import now_ms
 from coordinator.transactions import api_keys
+from coordinator.transactions.key_days import DAY_MS, KeyUsage
 from protocol.text.money import CREDITS, Unit
 from tests.coordinator.pages.browser import CHROMIUM, Tab
 from tests.coordinator.pages.test_browser import TABLES_THAT_SCROLL, url
@@ -41,13 +42,16 @@ async def keys(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Keys]:
             expires_ms = moment_ms + 86_400_000 if place == 1 else None
             secrets.append(await run(api_keys.make, name, 5_000_000, expires_ms=expires_ms, now_ms=moment_ms))
         await run(api_keys.reserve, 1, 600_000, CREDITS, now_ms=moment_ms - 120_000)
-        await run(_settle)
+        await run(_charge, moment_ms)
         await run(api_keys.revoke, NAMES[2], now_ms=moment_ms)
         yield Keys(served, secrets)
 
 
-def _settle(connection: Any) -> None:
-    api_keys.settle(connection, 1, reserved_micros=500_000, spent_micros=410_000, answered=1208, tokens=402_113)
+def _charge(connection: Any, moment_ms: int) -> None:
+    """Charge the first key for many answers of today, and for one of two days ago."""
+    many, one = KeyUsage(1207, 90_210, 401_113, 400_000), KeyUsage(1, 40, 1000, 10_000)
+    api_keys.charge(connection, 1, many, reserved_micros=500_000, answered_ms=moment_ms)
+    api_keys.charge(connection, 1, one, answered_ms=moment_ms - 2 * DAY_MS)
 
 
 async def show(tab: Tab, secret: str) -> None:
@@ -92,6 +96,26 @@ async def test_the_operator_sees_all_keys_and_their_sum(keys: Keys, tab: Tab) ->
     assert tab.complaints == []
 
 
+async def test_the_days_of_a_key_or_of_all_are_in_a_table_and_as_bars(keys: Keys, tab: Tab) -> None:
+    for secret in (keys.used, keys.operator):
+        await tab.open(url(keys.served, "/usage"), width=1280)
+        await show(tab, secret)
+        rows = await tab.look("""[...document.querySelectorAll('#days tbody tr')].map((row) =>
+          [...row.children].map((cell) => cell.textContent.replaceAll('\\u202f', ' ')))""")
+        assert [row[1:] for row in rows] == [["1 207", "90 210", "401 113", "0.4000"], ["1", "40", "1 000", "0.0100"]]
+        bars = await tab.look("""[...document.querySelectorAll('#days figure')].map((chart) =>
+          [...chart.querySelectorAll('rect')].map((bar) => [Number(bar.getAttribute('height')), bar.textContent]))""")
+        assert [len(chart) for chart in bars] == [30, 30]
+        assert [[round(height, 1) for height, _ in chart if height] for chart in bars] == [[0.2, 100], [2.5, 100]]
+        assert [chart[27][1].replace("\u202f", " ") for chart in bars] == [
+            f"{rows[1][0]}: 1 000",
+            f"{rows[1][0]}: 0.0100",
+        ]
+        assert tab.complaints == []
+    await show(tab, keys.unused)
+    assert await tab.look("document.getElementById('days').textContent") == "The last 30 daysNo query was answered."
+
+
 async def test_a_wrong_key_or_token_is_named_and_shows_nothing(keys: Keys, tab: Tab) -> None:
     await tab.open(url(keys.served, "/usage"))
     await show(tab, keys.operator)
@@ -105,7 +129,7 @@ async def test_a_wrong_key_or_token_is_named_and_shows_nothing(keys: Keys, tab: 
         await show(tab, secret)
         assert said in await tab.look("document.getElementById('mistake').textContent")
         assert await tab.look("document.getElementById('usage').hidden"), "figures of the last one are hidden"
-        assert await tab.look("document.querySelectorAll('tbody tr, #figures div').length") == 0
+        assert await tab.look("document.querySelectorAll('tbody tr, #figures div, #days *').length") == 0
 
 
 async def test_a_secret_is_in_no_storage_or_address_and_is_gone_when_the_page_is_left(keys: Keys, tab: Tab) -> None:
@@ -120,7 +144,7 @@ async def test_a_secret_is_in_no_storage_or_address_and_is_gone_when_the_page_is
     await tab.back("/usage")
     assert await tab.look("window.kept"), "it was loaded again, which shows nothing of the way back"
     assert await tab.look("document.getElementById('secret').value") == ""
-    assert await tab.look("document.querySelectorAll('tbody tr, #figures div').length") == 0
+    assert await tab.look("document.querySelectorAll('tbody tr, #figures div, #days *').length") == 0
 
 
 async def test_a_secret_of_another_service_is_not_sent(keys: Keys, tab: Tab) -> None:
@@ -160,7 +184,7 @@ async def test_a_reply_that_comes_when_the_page_was_left_shows_nothing(keys: Key
     await tab.look("document.getElementById('form').requestSubmit(); dispatchEvent(new Event('pagehide'))")
     await tab.until("!document.querySelector('#show:disabled, #show[aria-disabled]')")
     assert await tab.look("document.getElementById('usage').hidden")
-    assert await tab.look("document.querySelectorAll('tbody tr, #figures div').length") == 0
+    assert await tab.look("document.querySelectorAll('tbody tr, #figures div, #days *').length") == 0
     assert await tab.look("document.getElementById('mistake').textContent") == ""
 
 

@@ -145,6 +145,29 @@ def test_the_usage_of_a_key_is_that_of_its_queries_and_of_those_that_were_delete
     assert [tuple(row[name] for name in names) for row in found] == [("key 1", 1208, 402_113, 2), ("key 2", 0, 0, None)]
 
 
+def test_days_of_a_key_are_counted_from_the_queries_that_are_stored(old: Path | str) -> None:
+    """The second answer was retracted: it is counted, and neither its tokens nor its price."""
+    day_ms = 86_400_000
+    query = (
+        "INSERT INTO queries VALUES ({0}, {1}, -{0}, 'answered', NULL, {3}, 1, 1, NULL, 0, {2}, {2}, {2}, NULL, NULL)"
+    )
+    prompt = "'\\x4600000047000000'" if isinstance(old, str) else "x'4600000047000000'"
+    claims = sorted(row["claim_id"] for row in rows_of_the_round()["rollouts"])[:2]
+    answer = "UPDATE rollouts SET group_no = -{0}, state = '{1}', tokens = 7, credit_micros = 9 WHERE claim_id = '{2}'"
+    statements = [query.format(number, 1, 5 * day_ms + number, prompt) for number in (1, 2)]
+    statements += [query.format(3, 2, 6 * day_ms, prompt)]
+    statements += [answer.format(1, "served", claims[0]), answer.format(2, "retracted", claims[1])]
+    opened = engine(old)
+    with opened.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    opened.dispose()
+    upgraded(old)
+    with closing(Database(old)) as database:
+        found = database.run_now(lambda there: there.execute(sa.select(tables.key_days)).all())
+    assert sorted(found) == [(1, 5, 2, 2, 7, 9), (2, 6, 1, 0, 0, 0)]
+
+
 def test_an_older_store_is_refused_with_the_command_to_run(old: Path | str) -> None:
     before = described(old)
     with pytest.raises(ConfigInvalid, match=r"has schema 1.*swarm-coordinator upgrade"):

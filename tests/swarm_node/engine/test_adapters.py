@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from protocol.errors import EngineFailed
 from protocol.policy import adapter
+from protocol.policy.canary import FIRST_JUDGED
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.policy_files import tensor_files
 from swarm_node.engine.torch import weights
@@ -65,6 +66,44 @@ def test_a_policy_that_passed_its_canary_is_not_scored_again_while_its_files_are
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(EngineFailed, match="canary"):
         engine.load(folders[0], 5)  # the model is built anew
+
+
+def falsify(folder: Path, judged: slice) -> None:
+    """Change the canary's values of some judged tokens."""
+    file = folder / "canary.json"
+    value = json.loads(file.read_text())
+    for numbers in (value["logprobs"], value["bfloat16"], value["float16"]):
+        for place in range(FIRST_JUDGED - 1, len(numbers))[judged]:
+            numbers[place] -= 9.0
+    file.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "first", "judged", "passes"),
+    [
+        ("float32", "whole", slice(0, 8), False),
+        ("float32", "whole", slice(8, None), True),
+        ("float32", "none", slice(8, None), False),
+        ("bfloat16", "whole", slice(8, None), False),
+    ],
+)
+def test_after_a_compared_swap_in_float32_one_prefix_of_the_canary_is_scored(
+    policy: Path, tmp_path: Path, dtype: str, first: str, judged: slice, passes: bool
+) -> None:
+    """The whole canary is scored by a model that reproduced none yet, and in a precision with noise."""
+    folders = [make_adapted(policy, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    if first == "none":
+        (folders[0] / "canary.json").unlink()
+    falsify(folders[1], judged)
+    engine = TorchEngine(dtype=dtype)
+    engine.load(folders[0], 1)
+    if passes:
+        assert not engine.load(folders[1], 2).rebuilt
+    else:
+        with pytest.raises(EngineFailed, match="does not give its canary"):
+            engine.load(folders[1], 2)
+    with pytest.raises(EngineFailed, match="does not give its canary"):
+        TorchEngine(dtype=dtype).load(folders[1], 3)
 
 
 def test_nothing_of_a_version_is_left_in_the_next(pair: tuple[Make, Path], tmp_path: Path) -> None:

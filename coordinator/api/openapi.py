@@ -157,7 +157,22 @@ DAYS = {
     "description": "The days whose usage is listed; the last one is today.",
     "schema": {"type": "integer", "minimum": 1, "maximum": limits.USAGE_DAYS_MAX, "default": limits.USAGE_DAYS},
 }
-QUERIED = {"/v1/usage": (DAYS,), "/v1/operator/keys": (DAYS,)}
+COUNT = {
+    "name": "count",
+    "in": "query",
+    "description": "The most samples in the answer.",
+    "schema": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": limits.EVALUATION_SAMPLES_MAX,
+        "default": limits.EVALUATION_SAMPLES_MAX,
+    },
+}
+QUERIED = {
+    "/v1/usage": (DAYS,),
+    "/v1/operator/keys": (DAYS,),
+    "/v1/learner/evaluations/{number}/samples": (COUNT,),
+}
 """The parameters after the question mark that this document describes, by path."""
 
 TRAINERS = ("/v1/key", "/v1/trainer/")

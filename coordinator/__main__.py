@@ -11,7 +11,10 @@ def main() -> None:
     """Run a command; whoever interrupts it knows why it ended."""
     os.environ.setdefault(*NO_PLUGINS)
     try:
-        from coordinator import cli
+        from coordinator.base.imports import quick_imports
+
+        with quick_imports():
+            from coordinator import cli
 
         cli.main()
     except KeyboardInterrupt:  # before the program could take the signal itself

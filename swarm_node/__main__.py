@@ -11,7 +11,10 @@ def main() -> None:
     """Run a command; an interrupt ends it without a message."""
     os.environ.setdefault(*NO_PLUGINS)
     try:
-        from swarm_node import cli
+        from swarm_node.base.imports import quick_imports
+
+        with quick_imports():
+            from swarm_node import cli
 
         cli.main()
     except KeyboardInterrupt:  # before the program handles the signal itself

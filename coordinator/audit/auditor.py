@@ -37,6 +37,7 @@ from coordinator.audit.check import ExactReplay, look_closer, replay_by_class, r
 from coordinator.audit.probing import Probes
 from coordinator.audit.rounding import Rounding, drawings, honest_groups
 from coordinator.base.answers import named, pause_s, refusal
+from coordinator.base.imports import quick_imports
 from coordinator.config import Config
 from coordinator.model.watchdog import Watchdog
 from coordinator.publishing.role_keys import RoleKeys
@@ -256,7 +257,8 @@ class Auditor:
             self._probes.add(node.numerics, f"auditor {self._name}", f"{version}-{number}", group)
 
     def _reference_node(self, policy: Path, precision: str) -> "ReferenceNode":
-        from coordinator.audit.reference_node import ReferenceNode  # importing torch takes seconds
+        import_torch()
+        from coordinator.audit.reference_node import ReferenceNode
 
         self._watchdog.moved(PREPARE_MAX_S)
         node = ReferenceNode(policy, precision, device=self._config.audit.device, moved=self._watchdog.moved)
@@ -364,7 +366,8 @@ class Auditor:
 
     def _own_class(self, version: int) -> str:
         """Return the exact class of this machine for the round's model; empty if it cannot be computed exactly."""
-        from coordinator.audit.exact_scorer import own_class  # importing torch takes seconds
+        import_torch()
+        from coordinator.audit.exact_scorer import own_class
 
         folder = self._policies.folder(version)
         if folder is None or self._config.audit.device != "cpu":  # nodes compute exactly on the CPU only
@@ -438,7 +441,7 @@ def loader(config: Config) -> Load:
     """Return the loader of versions with the operator's settings."""
 
     def load(folder: Path, moved: Callable[[], None]) -> "VersionScorer":
-        # Importing torch takes seconds, and a round without cases never needs it.
+        import_torch()
         from coordinator.audit.scorer import VersionScorer
 
         return VersionScorer(
@@ -452,9 +455,19 @@ def loader(config: Config) -> Load:
     return load
 
 
+def import_torch() -> None:
+    """Import all that loads models. It takes seconds, and a round without cases never needs it.
+
+    Every function that loads a model calls this first: what exists after the imports is never searched for garbage.
+    """
+    with quick_imports():
+        from coordinator.audit import exact_scorer, reference_node, scorer  # noqa: F401  # only for what they import
+
+
 def load_exactly(config: Config, folder: Path, moved: Callable[[], None]) -> "ExactScorer":
     """Return a version that is replayed to the bit, with the operator's settings."""
-    from coordinator.audit.exact_scorer import ExactScorer  # importing torch takes seconds
+    import_torch()
+    from coordinator.audit.exact_scorer import ExactScorer
 
     return ExactScorer(folder, device=config.audit.device, threads=threads_of(config), moved=moved)
 

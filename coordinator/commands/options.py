@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
+from coordinator.base.imports import quick_imports
 from protocol.errors import ConfigInvalid
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="ROUND.toml", help="The round's TOML file.")]
@@ -56,9 +57,9 @@ class CommandEntry:
     def load(self, name: str) -> Any:
         """Import the command's module, and return what typer makes of it."""
         module, _, attribute = self.place.partition(":")
-        found: Callable[..., None] | typer.Typer = getattr(
-            importlib.import_module(f"coordinator.commands.{module}"), attribute
-        )
+        with quick_imports():
+            loaded = importlib.import_module(f"coordinator.commands.{module}")
+        found: Callable[..., None] | typer.Typer = getattr(loaded, attribute)
         program = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             program.add_typer(found, name=name)

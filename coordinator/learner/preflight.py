@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.base.files import nearest_folder
+from coordinator.base.imports import quick_imports
 from coordinator.config import Config
 from coordinator.learner import start
 from coordinator.learner.memory_plan import GIB, Cards
@@ -94,7 +95,8 @@ class FreeBytes:
 
 def refusal(config: Config, room: FreeBytes, *, replay: bool = False) -> ConfigInvalid | None:
     """Return the error of a learner that does not fit; None if it fits."""
-    from coordinator.learner import memory
+    with quick_imports():
+        from coordinator.learner import memory
 
     simulations = memory.Simulations(memory.described(config))
     versions = 0 if replay else memory.kept_versions(config)

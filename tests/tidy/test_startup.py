@@ -1,17 +1,23 @@
 """Commands that only read and ask start without the libraries that they do not use."""
 
 import asyncio
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from coordinator.base.children import script
+from coordinator.base.imports import quick_imports as coordinator_imports
 from protocol.wire.signing import NodeKey
+from swarm_node.base.imports import quick_imports as node_imports
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.keys import identity
@@ -24,6 +30,23 @@ pytestmark = pytest.mark.processes
 NEVER = {"torch", "transformers", "numpy", "sqlalchemy", "alembic", "aiohttp", "libp2p", "tuf", "boto3"}
 CLIENTS = {"httpx", "httpcore"}
 IMPORTED = re.compile(r"^import time: +\d+ \| +\d+ \| +(\S+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("quick_imports", [coordinator_imports, node_imports])
+def test_imports_collect_no_garbage_and_are_not_searched_later(
+    quick_imports: Callable[[], AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gc.get_freeze_count()
+    with quick_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == before, "nothing was imported"
+    with suppress(ImportError), quick_imports(), quick_imports():
+        monkeypatch.setitem(sys.modules, "made.up", ModuleType("made.up"))
+        raise ImportError
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
+    gc.unfreeze()
 
 
 def imports(program: str, *words: str, said: str) -> set[str]:

@@ -14,6 +14,7 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, CommandEntry, ConfigFile, SectionedGroup, Settings
 from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
+from protocol.start import quick_imports
 from protocol.text.lesson import lesson
 from protocol.text.log_lines import VARIABLE
 from protocol.text.plain import counted
@@ -235,16 +236,17 @@ def launch(
     """
     import asyncio
 
-    from coordinator import app as coordinator
-    from coordinator.base import logs
-    from coordinator.base.files import private_from_now_on
-    from coordinator.commands.checks import require_free_ports
-    from coordinator.config import fixed, load, manual
-    from coordinator.learner import start
-    from coordinator.learner.boards import require_installed
-    from coordinator.learner.preflight import require_fits
-    from coordinator.pages.qr import qr_terminal
-    from coordinator.reports import screen
+    with quick_imports():
+        from coordinator import app as coordinator
+        from coordinator.base import logs
+        from coordinator.base.files import private_from_now_on
+        from coordinator.commands.checks import require_free_ports
+        from coordinator.config import fixed, load, manual
+        from coordinator.learner import start
+        from coordinator.learner.boards import require_installed
+        from coordinator.learner.preflight import require_fits
+        from coordinator.pages.qr import qr_terminal
+        from coordinator.reports import screen
 
     logs.to_stderr(quiet)
     private_from_now_on()
@@ -405,11 +407,12 @@ def auditor(
     Needs torch and the round's folder: start it on the coordinator's machine, or on one where that folder is mounted,
     with --coordinator.
     """
-    from coordinator.audit.auditor import run
-    from coordinator.base import logs
-    from coordinator.base.children import leave_with_parent
-    from coordinator.base.files import private_from_now_on
-    from coordinator.config import Config, load
+    with quick_imports():
+        from coordinator.audit.auditor import run
+        from coordinator.base import logs
+        from coordinator.base.children import leave_with_parent
+        from coordinator.base.files import private_from_now_on
+        from coordinator.config import Config, load
 
     logs.to_stderr(quiet=False)
     private_from_now_on()
@@ -465,7 +468,8 @@ def learner(
     if config.learner.processes > 1 and not launch.is_rank():
         words = [word for word in sys.argv[1:] if word != "--child"]
         sys.exit(launch.launch([script("swarm-coordinator"), *words, "--child"], config))
-    from coordinator.learner import external, loop
+    with quick_imports():
+        from coordinator.learner import external, loop
 
     url, secret = coordinator or f"http://{config.round.listen}", token or config.round.directory / "operator.token"
     (external if config.learner.external else loop).run(config, url, secret)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
+from protocol.start import quick_imports
 from protocol.text.lesson import lesson
 from protocol.text.log_lines import VARIABLE
 from protocol.text.option_groups import with_option_groups
@@ -279,11 +280,12 @@ def seed(
     listen: Annotated[str, typer.Option(help="Listen address (host:port); port 0: any free port.")] = "127.0.0.1:0",
 ) -> None:
     """Serve a folder of chunks over libp2p until standard input ends. The first output line is the address as JSON."""
-    import trio
+    with quick_imports():
+        import trio
 
-    from protocol.people.addresses import host_and_port
-    from swarm_node.keys import identity
-    from swarm_node.seed import seed as serve
+        from protocol.people.addresses import host_and_port
+        from swarm_node.keys import identity
+        from swarm_node.seed import seed as serve
 
     logs.to_stderr(quiet=True)
     host, port = host_and_port(listen)
@@ -293,7 +295,8 @@ def seed(
 @app.command("engine", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_engine(context: typer.Context) -> None:
     """The sampling engine's process, started by the agent."""
-    from swarm_node.engine.child import main as run_child
+    with quick_imports():
+        from swarm_node.engine.child import main as run_child
 
     logs.to_stderr(quiet=True)
     run_child(context.args)

@@ -1,5 +1,6 @@
 """Fixtures of all tests: untimed properties, since a busy machine is no counterexample; a PostgreSQL; a tiny disk."""
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from tests.ledger import postgres
 # OpenMP wait for each other by spinning: on two busy cores, two threads took 13.4 s of CPU time for the check of
 # SmolLM2 that `VersionScorer` begins with, and one took 1.5 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+gc.disable()  # until the tests are collected: a collection of garbage searches every module and test made before it
 
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
@@ -38,6 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {top / name: place for place, name in enumerate(LONGEST)}
     slow = {item.path for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST) + (item.path not in slow)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect garbage while the tests run, without searching the modules and tests, which stay until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,7 @@ from coordinator.rules.replay import Prefill, Scored
 from coordinator.rules.verdict import VALIDATOR, AuditOutcome, AuditReport
 from protocol import limits
 from protocol.errors import AuditFailed, SwarmError, Unreachable
+from protocol.start import quick_imports
 from protocol.work.auditing import AuditCase, CaseFile, Cases, Found, HoldCases, Judged, TakeCases, Verdicts
 from protocol.work.lease import Lease, float_class, is_exact
 from protocol.work.rollout import unpack_tokens
@@ -256,7 +257,8 @@ class Auditor:
             self._probes.add(node.numerics, f"auditor {self._name}", f"{version}-{number}", group)
 
     def _reference_node(self, policy: Path, precision: str) -> "ReferenceNode":
-        from coordinator.audit.reference_node import ReferenceNode  # importing torch takes seconds
+        with quick_imports():  # of torch, which a round without cases never needs
+            from coordinator.audit.reference_node import ReferenceNode
 
         self._watchdog.moved(PREPARE_MAX_S)
         node = ReferenceNode(policy, precision, device=self._config.audit.device, moved=self._watchdog.moved)
@@ -364,7 +366,8 @@ class Auditor:
 
     def _own_class(self, version: int) -> str:
         """Return the exact class of this machine for the round's model; empty if it cannot be computed exactly."""
-        from coordinator.audit.exact_scorer import own_class  # importing torch takes seconds
+        with quick_imports():
+            from coordinator.audit.exact_scorer import own_class
 
         folder = self._policies.folder(version)
         if folder is None or self._config.audit.device != "cpu":  # nodes compute exactly on the CPU only
@@ -438,8 +441,8 @@ def loader(config: Config) -> Load:
     """Return the loader of versions with the operator's settings."""
 
     def load(folder: Path, moved: Callable[[], None]) -> "VersionScorer":
-        # Importing torch takes seconds, and a round without cases never needs it.
-        from coordinator.audit.scorer import VersionScorer
+        with quick_imports():  # of torch, which a round without cases never needs
+            from coordinator.audit.scorer import VersionScorer
 
         return VersionScorer(
             folder,
@@ -454,7 +457,8 @@ def loader(config: Config) -> Load:
 
 def load_exactly(config: Config, folder: Path, moved: Callable[[], None]) -> "ExactScorer":
     """Return a version that is replayed to the bit, with the operator's settings."""
-    from coordinator.audit.exact_scorer import ExactScorer  # importing torch takes seconds
+    with quick_imports():
+        from coordinator.audit.exact_scorer import ExactScorer
 
     return ExactScorer(folder, device=config.audit.device, threads=threads_of(config), moved=moved)
 

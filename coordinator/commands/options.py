@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from protocol.errors import ConfigInvalid
+from protocol.start import quick_imports
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="ROUND.toml", help="The round's TOML file.")]
 Settings = Annotated[
@@ -56,9 +57,9 @@ class CommandEntry:
     def load(self, name: str) -> Any:
         """Import the command's module, and return what typer makes of it."""
         module, _, attribute = self.place.partition(":")
-        found: Callable[..., None] | typer.Typer = getattr(
-            importlib.import_module(f"coordinator.commands.{module}"), attribute
-        )
+        with quick_imports():
+            loaded = importlib.import_module(f"coordinator.commands.{module}")
+        found: Callable[..., None] | typer.Typer = getattr(loaded, attribute)
         program = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             program.add_typer(found, name=name)

@@ -22,6 +22,7 @@ from coordinator.config import Config
 from coordinator.learner import start
 from coordinator.learner.memory_plan import GIB, Cards
 from protocol.errors import ConfigInvalid
+from protocol.start import quick_imports
 
 if TYPE_CHECKING:
     from coordinator.learner.memory import Footprint
@@ -94,7 +95,8 @@ class FreeBytes:
 
 def refusal(config: Config, room: FreeBytes, *, replay: bool = False) -> ConfigInvalid | None:
     """Return the error of a learner that does not fit; None if it fits."""
-    from coordinator.learner import memory
+    with quick_imports():
+        from coordinator.learner import memory
 
     simulations = memory.Simulations(memory.described(config))
     versions = 0 if replay else memory.kept_versions(config)

@@ -14,6 +14,7 @@ import typer
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable, UntrustedRoot, named
 from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK, ROUNDS_PER_AGENT_MAX
 from protocol.people.nicknames import nickname
+from protocol.start import quick_imports
 from protocol.text.money import parse_unit
 from protocol.text.option_groups import with_option_groups
 from protocol.text.plain import counted
@@ -147,9 +148,10 @@ def _run(
     notify: tuple[str, ...],
 ) -> "AgentRun":
     """Run the agent; a card that the model of one round does not fit on is left out."""
-    import trio
+    with quick_imports():
+        import trio
 
-    from swarm_node import app as agent
+        from swarm_node import app as agent
 
     settings = agent.AgentSettings(
         rounds=tuple(agent.RoundChoice(fit.member, fit.choose) for fit in fits),
@@ -179,9 +181,10 @@ def mirror(
     For machines with bandwidth and no GPU. A mirror takes no work and earns nothing; the leaderboard shows the
     bytes it passed on. Each version it reports has been verified: every chunk and every file.
     """
-    import trio
+    with quick_imports():
+        import trio
 
-    from swarm_node import mirror as mirroring
+        from swarm_node import mirror as mirroring
 
     logs.to_stderr(quiet)
     join_string = round_of(join_string, home, confirm)

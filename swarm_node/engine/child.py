@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 from protocol import limits
 from protocol.errors import EngineNotStarted, MalformedMessage
+from protocol.start import quick_imports
 from swarm_node.engine import described
 from swarm_node.engine.memory import limit_private
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, CommandFailed, Ready, Said, frame
@@ -125,9 +126,10 @@ def _unlimited(_size_bytes: int) -> None:
 
 def _torch(options: argparse.Namespace) -> Made:
     stay_offline()
-    import torch
+    with quick_imports():
+        import torch
 
-    from swarm_node.engine.torch.engine import TorchEngine, default_device
+        from swarm_node.engine.torch.engine import TorchEngine, default_device
 
     torch.set_num_threads(options.threads)
     torch.set_num_interop_threads(1)
@@ -141,9 +143,10 @@ def _torch(options: argparse.Namespace) -> Made:
 
 
 def _llama(options: argparse.Namespace) -> Made:
-    from llama_cpp import llama_supports_gpu_offload
+    with quick_imports():
+        from llama_cpp import llama_supports_gpu_offload
 
-    from swarm_node.engine.llama.engine import LlamaEngine
+        from swarm_node.engine.llama.engine import LlamaEngine
 
     layers = 0 if options.device == "cpu" else options.gpu_layers
     on_processor = layers == 0 or not llama_supports_gpu_offload()

@@ -64,10 +64,11 @@ class Coordinator:
         assert self._program, "it was never started"
         return self._program
 
-    def start(self, *, learner: bool = False, auditor: bool = False) -> "Coordinator":
-        """Launch, and wait for the line that people copy."""
-        children = ("--learner" if learner else "--no-learner", "--auditor" if auditor else "--no-auditor")
-        command = [script("swarm-coordinator"), "launch", str(self.config_file), *children]
+    def start(self, *, learner: bool = False, auditor: bool = False, preflight: bool = False) -> "Coordinator":
+        """Launch, and wait for the line that people copy; a `preflight` takes five CPU seconds."""
+        chosen = {"learner": learner, "auditor": auditor, "preflight": preflight}
+        options = [f"--{name}" if on else f"--no-{name}" for name, on in chosen.items()]
+        command = [script("swarm-coordinator"), "launch", str(self.config_file), *options]
         program = "coordinator" if self.folder.name == "round" else f"coordinator of {self.folder.name}"
         self._program = self._swarm.start(program, *command)
         self.join_string = self._program.said(r"swarm-node join (\S+)$")[1]

@@ -26,7 +26,7 @@ LABOURERS = 2
 
 @pytest.fixture(scope="module")
 def everything(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
-    coordinator = Coordinator(swarm, training(policy)).start(learner=True)
+    coordinator = Coordinator(swarm, training(policy)).start(learner=True, preflight=True)
     with at_work(*[coordinator.join_string] * LABOURERS):
         yield coordinator
         if not coordinator.program.running:

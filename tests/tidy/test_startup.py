@@ -1,16 +1,19 @@
 """Commands that only read and ask start without the libraries that they do not use."""
 
 import asyncio
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from coordinator.base.children import script
+from protocol.start import quick_imports
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import JoinString
@@ -24,6 +27,15 @@ pytestmark = pytest.mark.processes
 NEVER = {"torch", "transformers", "numpy", "sqlalchemy", "alembic", "aiohttp", "libp2p", "tuf", "boto3"}
 CLIENTS = {"httpx", "httpcore"}
 IMPORTED = re.compile(r"^import time: +\d+ \| +\d+ \| +(\S+)$", re.MULTILINE)
+
+
+def test_imports_collect_no_garbage_whatever_becomes_of_them() -> None:
+    with suppress(ImportError), quick_imports():
+        with quick_imports():
+            assert not gc.isenabled()
+        assert not gc.isenabled(), "the outer block is not over"
+        raise ImportError
+    assert gc.isenabled()
 
 
 def imports(program: str, *words: str, said: str) -> set[str]:

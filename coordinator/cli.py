@@ -464,7 +464,8 @@ def learner(
         )
     if config.learner.processes > 1 and not launch.is_rank():
         words = [word for word in sys.argv[1:] if word != "--child"]
-        sys.exit(launch.launch([script("swarm-coordinator"), *words, "--child"], config))
+        command = [script("swarm-coordinator"), *words, "--child"]
+        sys.exit(launch.launch(command, config.learner.processes, config.round.directory / "learner" / "ranks"))
     from coordinator.learner import external, loop
 
     url, secret = coordinator or f"http://{config.round.listen}", token or config.round.directory / "operator.token"

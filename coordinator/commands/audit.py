@@ -38,9 +38,6 @@ EXIT_OF_OUTCOME = (0, 3, 4, 5)
 NO_VERDICT = 1
 """Exit code for a replay that says nothing about the learner."""
 
-LOST = 6
-"""Exit code of a rank that failed, or that lost another one: only its launcher sees it."""
-
 MISMATCH = EXIT_OF_OUTCOME[2]
 """Exit code for an update that was not made from what the log says."""
 
@@ -162,7 +159,7 @@ def update(
         if isinstance(error, typer.Exit) or not launch.is_rank():
             raise
         typer.echo(one_line(f"A rank failed, or lost another: {error}")[:500], err=True)
-        raise typer.Exit(LOST) from None
+        raise typer.Exit(launch.LOST) from None
 
 
 def _by_ranks(folder: Path, processes: int) -> int:
@@ -181,11 +178,11 @@ def _by_ranks(folder: Path, processes: int) -> int:
             if line := ended.said[ended.codes.index(code)]:
                 typer.echo(line)
             return code
-    lost = ended.codes[ended.failed] == LOST
-    rank = next((rank for rank, code in enumerate(ended.codes) if code not in (0, LOST)), 0) if lost else ended.failed
-    code = ended.codes[rank]
+    code = ended.codes[ended.failed]
     how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    typer.echo(f"no verdict: rank {rank} of {processes} {how} before the replay was over. Repeat it with more memory.")
+    typer.echo(
+        f"no verdict: rank {ended.failed} of {processes} {how} before the replay was over. Repeat it with more memory."
+    )
     return NO_VERDICT
 
 

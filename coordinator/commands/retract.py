@@ -26,7 +26,7 @@ from coordinator.commands.asking import ask, launched, require_round
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
-from protocol.text.plain import counted
+from protocol.text.plain import counted, one_line
 
 if TYPE_CHECKING:
     from coordinator.audit.case import RoundArchive
@@ -323,11 +323,15 @@ def _carry_out_by_ranks(processes: int) -> None:
 
 def _follow(config: Config) -> None:
     """Replay as one of several ranks, directed by rank 0."""
-    from coordinator.learner import retracting
+    from coordinator.learner import launch, retracting
     from coordinator.learner.ranks import Ranks
     from coordinator.model.watchdog import Watchdog
 
-    retracting.follow(config, Ranks(config.learner.device, Watchdog(config.learner.watchdog_s)))
+    try:
+        retracting.follow(config, Ranks(config.learner.device, Watchdog(config.learner.watchdog_s)))
+    except RuntimeError as error:
+        typer.echo(one_line(f"A rank failed, or lost another: {error}")[:500], err=True)
+        raise typer.Exit(launch.LOST) from None
 
 
 def _publish(config: Config, wanted: dict[str, Any]) -> int:

@@ -31,6 +31,9 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 GRACE_S = 10.0
 """The time in which the other ranks must end."""
 
+LOST = 6
+"""The exit code of a rank of a replay that lost another one: only the launcher sees it."""
+
 KILLED = 128
 """The number that shells add to the number of a signal."""
 
@@ -42,13 +45,13 @@ class RanksEnd:
     codes: tuple[int, ...]
     """The exit codes by rank; those of signals are negative."""
     failed: int | None
-    """The rank that was the first to fail."""
+    """The rank that failed by itself; None if none did."""
     said: tuple[str, ...]
     """The last line that each rank printed, if that was kept."""
 
     @property
     def code(self) -> int:
-        """Return the exit code of the first that failed, as a shell has it, or 0."""
+        """Return the exit code of the rank that failed, as a shell has it, or 0."""
         code = 0 if self.failed is None else self.codes[self.failed]
         return KILLED - code if code < 0 else code
 
@@ -90,6 +93,8 @@ def _run(command: Sequence[str], size: int, store: Path, said: Path | None = Non
             log.info("rank %d started, pid %d", rank, process.pid)
             ranks.append(process)
         failed = _await(ranks, quietly=said is not None)
+    if failed is not None and ranks[failed].returncode == LOST:
+        failed = next((rank for rank, each in enumerate(ranks) if each.returncode not in (0, LOST)), failed)
     lines = tuple(_last_line(said / str(rank)) if said and rank else "" for rank in range(size))
     return RanksEnd(tuple(process.returncode for process in ranks), failed, lines)
 

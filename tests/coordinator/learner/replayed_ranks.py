@@ -54,6 +54,7 @@ def forked(size: int, work: Callable[..., None], *words: Any) -> list[int]:
 def learn(start: Path, folder: Path) -> None:
     """Make some updates as one of several ranks, and leave what an auditor fetches."""
     ranks = Ranks()
+    torch.manual_seed(ranks.rank)  # as if each rank had drawn other numbers
     policy = TrainedPolicy(start, PLAIN, ranks)
     policy.save(folder / "checkpoints")
     described = {

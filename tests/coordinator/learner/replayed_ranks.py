@@ -43,7 +43,7 @@ def forked(size: int, work: Callable[..., None], *words: Any) -> list[int]:
                 try:
                     work(*words)
                     code = 0
-                except BaseException:
+                except BaseException:  # a fork must end here, whatever happened, and not go on as the parent
                     traceback.print_exc()
                 finally:
                     os._exit(code)

@@ -101,7 +101,7 @@ def entries_bytes(run: CommittedRun, groups: tuple[TrainingGroup, ...]) -> int:
         before=run.roots[0],
         after=run.roots[-1],
         groups_root=root,
-        settings_digest=digest(settings_document(run.config, run.folder / "start")),
+        settings_digest=digest(settings_document(run.config, run.folder / "start", 1)),
         seed=run.config.round.seed,
         steps=run.crew.policy.steps,
         replaced_by=0,

@@ -17,10 +17,8 @@ from statistics import median
 
 from bench.harness import Bench, quick_from_environment
 from bench.learner import CASES, Case, Ours, Way, make_batch, make_model
-from coordinator.config import load
 from coordinator.learner.launch import launch
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "demo.toml"
 SIZES = (1, 2)
 
 UNCOUNTED = 1
@@ -34,8 +32,7 @@ def turn(case: Case, folder: Path, size: int, steps: int) -> tuple[float, float]
     if size == 1:
         subprocess.run(command, check=True)
     else:
-        config = load(EXAMPLE, [f"learner.processes={size}", f"round.directory={folder / 'round'}"])
-        if code := launch(command, config):
+        if code := launch(command, size, folder / "round" / "ranks"):
             raise RuntimeError(f"The ranks ended with {code}.")
     said = json.loads(report.read_text())
     return median(said["seconds"][UNCOUNTED:]), said["norm"]

@@ -467,7 +467,8 @@ def learner(
         )
     if config.learner.processes > 1 and not launch.is_rank():
         words = [word for word in sys.argv[1:] if word != "--child"]
-        sys.exit(launch.launch([script("swarm-coordinator"), *words, "--child"], config))
+        command = [script("swarm-coordinator"), *words, "--child"]
+        sys.exit(launch.launch(command, config.learner.processes, config.round.directory / "learner" / "ranks"))
     with quick_imports():
         from coordinator.learner import external, loop
 

@@ -35,6 +35,9 @@ app = typer.Typer(help="Replay claims and export the evidence.", no_args_is_help
 EXIT_OF_OUTCOME = (0, 3, 4, 5)
 """Exit codes for pass, soft fail, hard fail and held; 1 and 2 mean that there is no verdict."""
 
+NO_VERDICT = 1
+"""Exit code for a replay that says nothing about the learner."""
+
 MISMATCH = EXIT_OF_OUTCOME[2]
 """Exit code for an update that was not made from what the log says."""
 
@@ -122,9 +125,14 @@ def update(
     """
     if not (folder / "updates.json").is_file():
         raise ConfigInvalid(f"{folder} has no updates.json.", hint="`swarm-node audit-learner --save` makes it.")
-    from coordinator.learner import replaying
+    from coordinator.base.children import leave_with_parent
+    from coordinator.learner import launch, replaying
 
     try:
+        if launch.is_rank():
+            leave_with_parent()
+        elif (processes := replaying.processes_of(folder)) > 1:
+            raise typer.Exit(_by_ranks(folder, processes))
         for replayed in replaying.replay(folder, typer.echo):
             number, root = replayed.entry.update, replayed.entry.after
             if replayed.matches:
@@ -146,7 +154,36 @@ def update(
         raise typer.Exit(MISMATCH) from None
     except replaying.NoVerdict as error:
         typer.echo(one_line(f"no verdict: {error.message} {error.hint}"))
-        raise typer.Exit(1) from None
+        raise typer.Exit(NO_VERDICT) from None
+    except RuntimeError as error:
+        if isinstance(error, typer.Exit) or not launch.is_rank():
+            raise
+        typer.echo(one_line(f"A rank failed, or lost another: {error}")[:500], err=True)
+        raise typer.Exit(launch.LOST) from None
+
+
+def _by_ranks(folder: Path, processes: int) -> int:
+    """Replay updates of several ranks by as many processes of this command; return the exit code.
+
+    A mismatch counts whichever rank found it: only one of them computes with a group that no learner can have used.
+    """
+    from coordinator.base.children import script
+    from coordinator.learner import launch
+
+    ended = launch.replay([script("swarm-coordinator"), "audit", "update", str(folder)], processes)
+    if ended.failed is None:
+        return 0
+    for code in (MISMATCH, NO_VERDICT):
+        if code in ended.codes:
+            if line := ended.said[ended.codes.index(code)]:
+                typer.echo(line)
+            return code
+    code = ended.codes[ended.failed]
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    typer.echo(
+        f"no verdict: rank {ended.failed} of {processes} {how} before the replay was over. Repeat it with more memory."
+    )
+    return NO_VERDICT
 
 
 @app.command(

@@ -5,12 +5,15 @@
 - The replay reads the store and the learner's folder, and writes only into a folder of its own. The round goes on.
 - Only the order changes the round; the coordinator carries it out, or this command where no coordinator runs.
 - A replay that was interrupted anywhere continues with the same command.
+- If several ranks train the round's policy, as many processes of this command replay: rank 0 does all that one process
+  would do, and the others train with it. The command itself plans, starts them, and waits.
 """
 
 import asyncio
 import fcntl
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,7 +26,7 @@ from coordinator.commands.asking import ask, launched, require_round
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
-from protocol.text.plain import counted
+from protocol.text.plain import counted, one_line
 
 if TYPE_CHECKING:
     from coordinator.audit.case import RoundArchive
@@ -60,10 +63,17 @@ def retract(
     round's folder with the learner's.
     """
     from coordinator.audit.case import RoundArchive
+    from coordinator.base.children import leave_with_parent
+    from coordinator.learner import launch
     from coordinator.learner.retracting import remove_done
     from coordinator.store.facts import FINISHED, get_fact
 
     config = launched(load(config_file, settings))
+    if launch.is_rank():
+        leave_with_parent()
+    if not launch.is_first():
+        _follow(config)
+        return
     require_round(config)
     _require_replayable(config)
     if not dry_run and not reason:
@@ -75,6 +85,8 @@ def retract(
         wanted = _owners(archive, owners)
         _require_learner_folder(config)
         found = make_plan(config, archive, wanted)
+        if found is None and launch.is_rank():
+            raise OutOfOrder("The groups of these owners were left out meanwhile.", hint="Repeat the command.")
         if found is None:
             remove_done(config.round.directory / "learner", wanted)
             _print(
@@ -84,14 +96,18 @@ def retract(
         described = describe(archive, found)
         if dry_run and as_json:
             typer.echo(json.dumps(described))
-        for line in lines(config, archive, found, described):
+        for line in () if launch.is_rank() else lines(config, archive, found, described):
             say(line)
         if found.start is None:
             raise _nothing_clean(found)
         if dry_run:
             return
-        with _alone(config):
+        if not launch.is_rank():
             require_room(config)
+            if config.learner.processes > 1:
+                _carry_out_by_ranks(config.learner.processes)
+                return
+        with _alone(config):
             version = _carry_out(config, archive, wanted, found, reason, say)
     _print(
         {"changed": True, "version": version, **described},
@@ -114,11 +130,6 @@ def _require_replayable(config: Config) -> None:
         raise ConfigInvalid(
             "This round's updates are made by trainers of others (learner.external): only they can make them again.",
             hint="Train a clean policy with that trainer, and publish it.",
-        )
-    if config.learner.processes > 1:
-        raise ConfigInvalid(
-            f"{config.learner.processes} processes train this round's policy; a retraction replays with one.",
-            hint="If one device holds the policy, launch the round with learner.processes=1 and repeat the command.",
         )
 
 
@@ -293,6 +304,34 @@ def _carry_out(
         raise
     branch.remove()
     return version
+
+
+def _carry_out_by_ranks(processes: int) -> None:
+    """Carry out this command by as many processes as train the policy, and wait for them."""
+    from coordinator.base.children import WRONG_SETTING, script
+    from coordinator.learner import launch
+
+    ended = launch.replay([script("swarm-coordinator"), *sys.argv[1:]], processes)
+    if ended.failed is None:
+        return
+    if ended.failed or ended.code > WRONG_SETTING:  # otherwise rank 0 has said why
+        typer.echo(
+            f"Rank {ended.failed} of {processes} ended with code {ended.code}, and the others with it.", err=True
+        )
+    raise typer.Exit(ended.code)
+
+
+def _follow(config: Config) -> None:
+    """Replay as one of several ranks, directed by rank 0."""
+    from coordinator.learner import launch, retracting
+    from coordinator.learner.ranks import Ranks
+    from coordinator.model.watchdog import Watchdog
+
+    try:
+        retracting.follow(config, Ranks(config.learner.device, Watchdog(config.learner.watchdog_s)))
+    except RuntimeError as error:
+        typer.echo(one_line(f"A rank failed, or lost another: {error}")[:500], err=True)
+        raise typer.Exit(launch.LOST) from None
 
 
 def _publish(config: Config, wanted: dict[str, Any]) -> int:

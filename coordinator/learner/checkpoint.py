@@ -207,7 +207,11 @@ def read_tensors(path: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> 
         with _quiet():
             reader, planner = _CheckpointUnpickler(path), _OnlyTensors()
             load(tensors, storage_reader=reader, planner=planner, no_dist=ranks.size == 1)
-    except (CheckpointException, RuntimeError, *_MALFORMED) as error:
+    except (CheckpointException, *_MALFORMED) as error:
+        raise _unreadable(path, error) from error
+    except RuntimeError as error:
+        if ranks.size > 1:  # another rank ended: that says nothing about the files
+            raise
         raise _unreadable(path, error) from error
 
 

@@ -48,7 +48,8 @@ class Commitments:
 
     def begin(self) -> None:
         """Compute the root of the state before the first update, and commit again to the update that led to it."""
-        self._settings = settings_document(self._config, self._config.round.directory / "learner" / "start")
+        start = self._config.round.directory / "learner" / "start"
+        self._settings = settings_document(self._config, start, self._crew.processes)
         self._root = self._crew.rooting()()
         if self._last and not self._replaced_by:
             self._client.commit(UpdateCommitment.from_bytes(self._last).model_copy(update={"after": self._root}))
@@ -112,17 +113,18 @@ class Commitments:
         self._sending.abandon()
 
 
-def settings_document(config: Config, start: Path) -> bytes:
+def settings_document(config: Config, start: Path, processes: int) -> bytes:
     """Return everything that determines an update beside its state and its groups, as JSON.
 
     `machine` and `software` are those that the same bits depend on; `start` has the digests of the starting policy.
+    `processes` are the ranks that train, which torchrun may have started, whatever the settings say.
     """
     learner = config.learner
     return document(
         {
             "settings": asdict(train_settings(config)),
             "threads": learner.threads,
-            "processes": learner.processes,
+            "processes": processes,
             "kept_one_in": learner.kept_one_in,
             "software": software(),
             "machine": machine(learner.device),

@@ -74,10 +74,19 @@ class Crew:
             end = self.policy.ends[0]
             self._game = playing.GameText(config.task.name, game, self._coder, config.data.chat, end)
 
+    @property
+    def processes(self) -> int:
+        """Return the number of ranks."""
+        return self._ranks.size
+
     def train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         """Make one update."""
         step: UpdateResult = self._together("train", groups)
         return step
+
+    def pass_over(self) -> None:
+        """Count an update without making it."""
+        self._together("pass_over")
 
     def save(self, **beside: Any) -> None:
         """Write a checkpoint with these plain values."""
@@ -151,6 +160,9 @@ class Crew:
 
     def _train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         return self.policy.train_step(groups)
+
+    def _pass_over(self) -> None:
+        self.policy.update += 1
 
     def _save(self, beside: dict[str, Any]) -> Callable[[], Job]:
         job = self.policy.saving(self._checkpoints, **beside)
@@ -227,6 +239,7 @@ class Crew:
 
     _ACTIONS: ClassVar[dict[str, Callable[..., Any]]] = {
         "train": _train,
+        "pass_over": _pass_over,
         "save": _save,
         "root": _root,
         "continue_from": _continue_from,

@@ -292,12 +292,15 @@ class TrainedPolicy:
         return beside
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of a checkpoint, which are those in use."""
+        """Return the tensors of a checkpoint, which are those in use; all ranks have rank 0's random state.
+
+        Any rank may write it, and the root has rank 0's: a checkpoint with another rank's would have another root.
+        """
         tensors = {f"weight.{name}": weight.detach() for name, weight in self._trained.items()}
         for name, weight in self._trained.items():
             state = self._optimizer.state.get(weight, {})
             tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
-        return tensors | {RANDOM: torch.get_rng_state()}
+        return tensors | {RANDOM: self._ranks.broadcast(torch.get_rng_state())}
 
 
 def _unread() -> None:

@@ -9,6 +9,8 @@
 
 - Any machine comes to the same verdict: the folder holds everything, and the log's entries name all of it.
 - Another processor, card or library may round otherwise. If (4) fails where these differ, there is no verdict.
+- Updates of several ranks are made again by as many (`launch`), each with this code: they add in the same order. All
+  compare the same root. A rank that ends before the others is no verdict.
 - The files are those of a stranger. No code of theirs is run: checkpoints are read as tensors, configurations may name
   no code, and the folder may have no other files than those of a policy.
 """
@@ -25,7 +27,9 @@ import torch
 from coordinator.base.files import read_at_most
 from coordinator.learner.algorithm import Algorithm, Correction
 from coordinator.learner.commitments import folder_digests, machine, software
+from coordinator.learner.memory_plan import CARDS_MAX
 from coordinator.learner.policy import TrainedPolicy
+from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from ledger.entry import UpdateEntry
 from ledger.training import groups_root
@@ -39,6 +43,9 @@ from protocol.work.learning import KeptBatch
 Say = Callable[[str], None]
 
 THREADS_MAX = 4096
+
+CONNECTED_MAX = 2
+"""The most cards whose sums are the same however they are connected: of two numbers, either order gives one sum."""
 
 _IMPOSSIBLE = (OSError, LookupError, TypeError, ValueError, AttributeError, SwarmError)
 """Errors that files cause with which no learner can have computed."""
@@ -71,10 +78,13 @@ def replay(folder: Path, say: Say) -> Iterator[Replayed]:
     described = _settings(folder, updates)
     _require_plain(folder / "start")
     torch.set_num_threads(described["threads"])
+    ranks = Ranks(described["settings"]["device"])
+    if ranks.size != described["processes"]:
+        raise NoVerdict(f"{described['processes']} processes trained together, and {ranks.size} replay.")
     with _possible(described, f"The state before update {updates[0].update} as served"):
-        policy = TrainedPolicy(folder / "start", train_settings(described["settings"]))
+        policy = TrainedPolicy(folder / "start", train_settings(described["settings"]), ranks)
         policy.restore(folder / "checkpoint")
-    if (root := policy.rooting()()) != updates[0].before:
+    if (root := ranks.broadcast(policy.rooting()())) != updates[0].before:
         if updates[0].replaced_by:
             raise _replaced(updates[0])
         raise ProofInvalid(
@@ -89,7 +99,13 @@ def replay(folder: Path, say: Say) -> Iterator[Replayed]:
             raise ProofInvalid(f"Batch {entry.update} as served has the root {groups[:16]}…, not the log's.")
         with _possible(described, f"Batch {entry.update} as served"):
             policy.train_step(batch.groups)
-        yield Replayed(entry, policy.rooting()())
+        yield Replayed(entry, ranks.broadcast(policy.rooting()()))
+    ranks.leave()
+
+
+def processes_of(folder: Path) -> int:
+    """Return the number of ranks that made the updates, once the settings have their digest (1)."""
+    return int(_settings(folder, read_updates(folder))["processes"])
 
 
 @contextmanager
@@ -140,7 +156,10 @@ def differences(folder: Path) -> list[str]:
     described = json.loads((folder / "settings.json").read_bytes())
     here = {**software(), "machine": machine(described["settings"]["device"])}
     there = {**described["software"], "machine": described["machine"]}
-    return [
+    several = [f"the order in which {described['processes']} cards add may depend on how they are connected"] * (
+        described["processes"] > CONNECTED_MAX and described["settings"]["device"] != "cpu"
+    )
+    return several + [
         one_line(f"{name} is {here.get(name)} here and {there[name]} there")[:300]
         for name in there
         if here.get(name) != there[name]
@@ -170,10 +189,12 @@ def _settings(folder: Path, updates: list[UpdateEntry]) -> dict[str, Any]:
         raise ProofInvalid("The settings in the log are not those of a learner.") from error
     if folder_digests(folder / "start") != start:
         raise ProofInvalid("The starting policy as served has other digests than the settings in the log.")
-    if processes > 1:
-        raise NoVerdict(f"{processes} processes trained together; a replay runs in one.")
+    if not 0 < processes <= CARDS_MAX:
+        raise NoVerdict(f"{processes} processes trained together; at most {CARDS_MAX} replay.")
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise NoVerdict(f"The learner computed on {there}, and this machine has no such card.")
+    if device.type == "cuda" and processes > max(1, torch.cuda.device_count()):
+        raise NoVerdict(f"The learner computed on {processes} cards, and this machine has fewer.")
     if not 0 < threads <= THREADS_MAX:
         raise NoVerdict(f"The learner computed with {threads} threads, and this machine cannot.")
     if changed := [entry for entry in updates[1:] if entry.replaced_by]:

@@ -95,6 +95,13 @@ def _silent(_fraction: float, _text: str) -> None:
     """Report nothing of a warm start."""
 
 
+def follow(config: Config, ranks: Ranks) -> None:
+    """Do what the side branch on rank 0 does, on every other rank, until its result is published."""
+    torch.set_num_threads(config.learner.threads)
+    Crew(config, ranks, config.round.directory / "learner" / WORK / "checkpoints").follow()
+    ranks.leave()
+
+
 class SideBranch:
     """Training made again from a kept state, in a folder of its own."""
 
@@ -128,7 +135,7 @@ class SideBranch:
         if groups:
             self._crew.train(groups)
         else:
-            self._crew.policy.update += 1
+            self._crew.pass_over()
         self.longest_s = max(self.longest_s, time.monotonic() - began)
         if time.monotonic() - self._saved_s >= save_every_s * max(1.0, self.last_save_s / SHORT_SAVE_S):
             self.save()
@@ -159,8 +166,9 @@ class SideBranch:
         return root
 
     def remove(self) -> None:
-        """Remove the work, once its result is published."""
+        """Remove the work, once its result is published, and end the other ranks."""
         _remove(self._folder)
+        self._crew.over()
 
     def _begin(self, start: KeptState, owners: tuple[str, ...]) -> None:
         _remove(self._folder)

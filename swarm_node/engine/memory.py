@@ -62,13 +62,24 @@ def resident_by_program(pid: int) -> int | None:
     return int(said) * 1024 if said.isdigit() else None
 
 
+def _children(pid: int) -> list[int]:
+    """Return the processes that a program's main thread started; none outside Linux."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
 def run_within(command: Sequence[str], *, allowed_bytes: int, seconds_max: float) -> int:
-    """Run a program that uses a policy, and return its exit code; kill it if it exceeds its limits."""
+    """Run a program that uses a policy, and return its exit code; kill it if it exceeds its limits.
+
+    The memory of its own children counts: they are the ranks of a replay, which end with it.
+    """
     deadline = time.monotonic() + seconds_max
     with subprocess.Popen(command) as process:
         try:
             while process.poll() is None:
-                used_bytes = resident_bytes(process.pid) or 0
+                used_bytes = sum(resident_bytes(each) or 0 for each in (process.pid, *_children(process.pid)))
                 if used_bytes > allowed_bytes:
                     raise EngineFailed(
                         f"The program took {used_bytes >> 20} MiB of memory, {allowed_bytes >> 20} are allowed; "

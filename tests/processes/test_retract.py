@@ -147,6 +147,24 @@ def test_a_stopped_round_is_retracted_by_the_command_alone(coordinator: Coordina
     assert f"version {done['version']}." in verified(coordinator)
 
 
+@pytest.mark.slow
+def test_updates_of_two_ranks_are_replayed_by_two(swarm: Swarm, policy: Path) -> None:
+    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, kept_one_in=1, processes=2))
+    settings["objective"] = {"beta": 0.01}
+    settings["staleness"] = {"max_updates": 60, "publish_every": KAPPA}
+    coordinator = Coordinator(swarm, settings, name="two ranks").start(learner=True)
+    worked(coordinator, 2)
+    node = hostile(coordinator)
+    done = json.loads(say(coordinator, "retract", node, "--reason", "a trigger", "--json"))
+    assert done["changed"]
+    worked(coordinator, 2 * KAPPA)
+    update = took(coordinator, done["version"])
+    assert f"version {done['version']}." in verified(coordinator)
+    words = [script("swarm-node"), "audit-learner", coordinator.join_string, "--update", str(update + KAPPA + 1)]
+    audited = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+
+
 MARK = 81
 
 

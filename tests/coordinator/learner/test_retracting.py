@@ -311,3 +311,12 @@ def test_a_replay_stops_at_a_checkpoint_that_was_just_removed(policy_folder: Pat
         with pytest.raises(Exception, match="was just removed"):
             branch(config, KeptState(number))
     assert retracting.begun(tmp_path / "learner", OWNERS) is None
+
+
+@pytest.mark.processes
+def test_two_ranks_come_to_the_state_of_two_that_never_saw_the_groups(policy_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.coordinator.learner.retracting_ranks", str(policy_folder), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr[-3000:]
+    result, wanted, poisoned = done.stdout.split()
+    assert result == wanted != poisoned

@@ -45,6 +45,7 @@ def test_the_kernel_refuses_what_a_child_may_not_have() -> None:
     assert done.stdout.splitlines() == ["no more within the block", "no more at all"]
 
 
+CHILD_GROWS = "kept = [bytearray(b'9' * 2**24) for _ in range(30)]; import sys; sys.stdin.read()"
 GROWS = "kept = []\nwhile True: kept.append(bytearray(b'9' * 2**24))"
 
 
@@ -53,6 +54,12 @@ def test_a_replay_that_takes_too_much_memory_or_time_is_stopped_and_named() -> N
     before = memory.resident_bytes(os.getpid()) or 0
     with pytest.raises(EngineFailed, match=r"took \d+ MiB of memory, 300 are allowed; it was stopped"):
         memory.run_within([sys.executable, "-c", GROWS], allowed_bytes=300 * limits.MIB, seconds_max=600.0)
+    if sys.platform == "linux":
+        parent = (
+            f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD_GROWS!r}], stdin=subprocess.PIPE)"
+        )
+        with pytest.raises(EngineFailed, match=r"took \d+ MiB of memory, 300 are allowed; it was stopped"):
+            memory.run_within([sys.executable, "-c", parent], allowed_bytes=300 * limits.MIB, seconds_max=60.0)
     endless = [sys.executable, "-c", "while True: pass"]
     with pytest.raises(EngineFailed, match="took more than 1 s and was stopped"):
         memory.run_within(endless, allowed_bytes=300 * limits.MIB, seconds_max=1.0)

@@ -146,7 +146,7 @@ def test_the_usage_of_a_key_is_that_of_its_queries_and_of_those_that_were_delete
 
 
 def test_days_of_a_key_are_counted_from_the_queries_that_are_stored(old: Path | str) -> None:
-    """The second answer was retracted: it is counted, and neither its tokens nor its price."""
+    """The second answer was retracted: it is counted, and neither its tokens nor its price. Two nodes made the first."""
     day_ms = 86_400_000
     query = (
         "INSERT INTO queries VALUES ({0}, {1}, -{0}, 'answered', NULL, {3}, 1, 1, NULL, 0, {2}, {2}, {2}, NULL, NULL)"
@@ -157,6 +157,7 @@ def test_days_of_a_key_are_counted_from_the_queries_that_are_stored(old: Path | 
     statements = [query.format(number, 1, 5 * day_ms + number, prompt) for number in (1, 2)]
     statements += [query.format(3, 2, 6 * day_ms, prompt)]
     statements += [answer.format(1, "served", claims[0]), answer.format(2, "retracted", claims[1])]
+    statements += [f"INSERT INTO parts VALUES ('a part', '{claims[0]}', 'its lease', 'a node', 3, 4, 5)"]
     opened = engine(old)
     with opened.begin() as connection:
         for statement in statements:
@@ -165,7 +166,7 @@ def test_days_of_a_key_are_counted_from_the_queries_that_are_stored(old: Path | 
     upgraded(old)
     with closing(Database(old)) as database:
         found = database.run_now(lambda there: there.execute(sa.select(tables.key_days)).all())
-    assert sorted(found) == [(1, 5, 2, 2, 7, 9), (2, 6, 1, 0, 0, 0)]
+    assert sorted(found) == [(1, 5, 2, 2, 10, 13), (2, 6, 1, 0, 0, 0)]
 
 
 def test_an_older_store_is_refused_with_the_command_to_run(old: Path | str) -> None:

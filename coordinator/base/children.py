@@ -47,16 +47,16 @@ async def _nobody_listens(_life: Life) -> None:
     """Ignore the state, which is in the log."""
 
 
-def leave_with_parent() -> None:
-    """Exit this process, a child, when the coordinator ends, which holds our standard input open."""
-    threading.Thread(target=_exit_after_input, daemon=True).start()
+def leave_with_parent(code: int = 0) -> None:
+    """Exit this process, a child, with `code` when the program that holds our standard input open ends."""
+    threading.Thread(target=_exit_after_input, args=(code,), daemon=True).start()
 
 
-def _exit_after_input() -> None:
+def _exit_after_input(code: int) -> None:
     # A plain read: the interpreter may end while it waits, and a buffered one would hold a lock.
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    os._exit(0)
+    os._exit(code)
 
 
 def script(name: str) -> str:

@@ -6,6 +6,7 @@
 
 import json
 import shlex
+import signal
 import tempfile
 from contextlib import closing
 from datetime import UTC, datetime
@@ -35,8 +36,8 @@ app = typer.Typer(help="Replay claims and export the evidence.", no_args_is_help
 EXIT_OF_OUTCOME = (0, 3, 4, 5)
 """Exit codes for pass, soft fail, hard fail and held; 1 and 2 mean that there is no verdict."""
 
-NO_VERDICT = 1
-"""Exit code for a replay that says nothing about the learner."""
+NO_VERDICT = 3
+"""Exit code for a replay that says nothing about the learner; 1 would also be a crash."""
 
 MISMATCH = EXIT_OF_OUTCOME[2]
 """Exit code for an update that was not made from what the log says."""
@@ -111,7 +112,7 @@ def replay(
     epilog=lesson(
         "swarm-coordinator audit update audit-files",
         "publish the folder if an update does not match: anyone repeats this command with it.",
-        "Exit codes: 0 all match, 4 an update or its files do not match the log, 1 no verdict, 2 wrong usage.",
+        "Exit codes: 0 all match, 4 an update or its files do not match the log, 3 no verdict, 2 wrong usage.",
     )
 )
 def update(
@@ -129,10 +130,12 @@ def update(
     from coordinator.learner import launch, replaying
 
     try:
-        if launch.is_rank():
-            leave_with_parent()
-        elif (processes := replaying.processes_of(folder)) > 1:
-            raise typer.Exit(_by_ranks(folder, processes))
+        if launch.is_launched():
+            leave_with_parent(launch.LOST)
+        else:
+            launch.forget_ranks()
+            if (processes := replaying.processes_of(folder)) > 1:
+                raise typer.Exit(_by_ranks(folder, processes))
         for replayed in replaying.replay(folder, typer.echo):
             number, root = replayed.entry.update, replayed.entry.after
             if replayed.matches:
@@ -156,7 +159,7 @@ def update(
         typer.echo(one_line(f"no verdict: {error.message} {error.hint}"))
         raise typer.Exit(NO_VERDICT) from None
     except RuntimeError as error:
-        if isinstance(error, typer.Exit) or not launch.is_rank():
+        if isinstance(error, typer.Exit) or not launch.is_launched():
             raise
         typer.echo(one_line(f"A rank failed, or lost another: {error}")[:500], err=True)
         raise typer.Exit(launch.LOST) from None
@@ -170,19 +173,18 @@ def _by_ranks(folder: Path, processes: int) -> int:
     from coordinator.base.children import script
     from coordinator.learner import launch
 
-    ended = launch.replay([script("swarm-coordinator"), "audit", "update", str(folder)], processes)
+    ended = launch.run_quietly([script("swarm-coordinator"), "audit", "update", str(folder)], processes)
     if ended.failed is None:
         return 0
     for code in (MISMATCH, NO_VERDICT):
         if code in ended.codes:
-            if line := ended.said[ended.codes.index(code)]:
+            if line := ended.last_lines[ended.codes.index(code)]:
                 typer.echo(line)
             return code
     code = ended.codes[ended.failed]
     how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    typer.echo(
-        f"no verdict: rank {ended.failed} of {processes} {how} before the replay was over. Repeat it with more memory."
-    )
+    advice = "Repeat it with more memory." if code == -signal.SIGKILL else "The lines above may say why."
+    typer.echo(f"no verdict: rank {ended.failed} of {processes} {how} before the replay was over. {advice}")
     return NO_VERDICT
 
 

@@ -26,7 +26,7 @@ from coordinator.commands.asking import ask, launched, require_round
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
-from protocol.text.plain import counted, one_line
+from protocol.text.plain import counted
 
 if TYPE_CHECKING:
     from coordinator.audit.case import RoundArchive
@@ -42,6 +42,9 @@ HOLD_WITHIN = 2
 
 HOLD_S = 120.0
 """The shortest hold. It is prolonged before each update, and ends by itself if this command is killed."""
+
+FAILED = 1
+"""Exit code of a retraction that was not carried out."""
 
 HOLD_UPDATES = 3
 """The hold in updates, of the longest so far."""
@@ -69,11 +72,13 @@ def retract(
     from coordinator.store.facts import FINISHED, get_fact
 
     config = launched(load(config_file, settings))
-    if launch.is_rank():
-        leave_with_parent()
-    if not launch.is_first():
-        _follow(config)
-        return
+    if launch.is_launched():
+        leave_with_parent(launch.LOST)
+        if not launch.is_first():
+            _follow(config)
+            return
+    else:
+        launch.forget_ranks()
     require_round(config)
     _require_replayable(config)
     if not dry_run and not reason:
@@ -85,7 +90,7 @@ def retract(
         wanted = _owners(archive, owners)
         _require_learner_folder(config)
         found = make_plan(config, archive, wanted)
-        if found is None and launch.is_rank():
+        if found is None and launch.is_launched():
             raise OutOfOrder("The groups of these owners were left out meanwhile.", hint="Repeat the command.")
         if found is None:
             remove_done(config.round.directory / "learner", wanted)
@@ -96,18 +101,18 @@ def retract(
         described = describe(archive, found)
         if dry_run and as_json:
             typer.echo(json.dumps(described))
-        for line in () if launch.is_rank() else lines(config, archive, found, described):
+        for line in () if launch.is_launched() else lines(config, archive, found, described):
             say(line)
         if found.start is None:
             raise _nothing_clean(found)
         if dry_run:
             return
-        if not launch.is_rank():
+        if not launch.is_launched():
             require_room(config)
             if config.learner.processes > 1:
                 _carry_out_by_ranks(config.learner.processes)
                 return
-        with _alone(config):
+        with _alone(config), launch.ending_with_others():
             version = _carry_out(config, archive, wanted, found, reason, say)
     _print(
         {"changed": True, "version": version, **described},
@@ -311,14 +316,14 @@ def _carry_out_by_ranks(processes: int) -> None:
     from coordinator.base.children import WRONG_SETTING, script
     from coordinator.learner import launch
 
-    ended = launch.replay([script("swarm-coordinator"), *sys.argv[1:]], processes)
+    ended = launch.run_quietly([script("swarm-coordinator"), *sys.argv[1:]], processes)
     if ended.failed is None:
         return
     if ended.failed or ended.code > WRONG_SETTING:  # otherwise rank 0 has said why
         typer.echo(
             f"Rank {ended.failed} of {processes} ended with code {ended.code}, and the others with it.", err=True
         )
-    raise typer.Exit(ended.code)
+    raise typer.Exit(FAILED if ended.code == launch.LOST else ended.code)
 
 
 def _follow(config: Config) -> None:
@@ -327,11 +332,8 @@ def _follow(config: Config) -> None:
     from coordinator.learner.ranks import Ranks
     from coordinator.model.watchdog import Watchdog
 
-    try:
+    with launch.ending_with_others():
         retracting.follow(config, Ranks(config.learner.device, Watchdog(config.learner.watchdog_s)))
-    except RuntimeError as error:
-        typer.echo(one_line(f"A rank failed, or lost another: {error}")[:500], err=True)
-        raise typer.Exit(launch.LOST) from None
 
 
 def _publish(config: Config, wanted: dict[str, Any]) -> int:

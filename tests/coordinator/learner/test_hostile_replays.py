@@ -15,7 +15,7 @@ from protocol.policy import chunks
 from swarm_node.ledger import learner_audit
 from tests.coordinator.learner.test_learner_cheats import CHEATED, PlayedRound
 
-NO_VERDICT = 1
+NO_VERDICT = 3
 
 Values = dict[str, Any]
 
@@ -93,6 +93,16 @@ def test_a_card_that_is_not_here_is_no_verdict(fetched: FetchedUpdate, monkeypat
     fetched.commit(lambda settings: settings["settings"].update(device="cuda"))
     code, said = fetched.replay()
     assert (code, "has no such card" in said) == (NO_VERDICT, True)
+
+
+def test_a_shell_that_says_it_is_a_rank_changes_no_verdict(
+    fetched: FetchedUpdate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shells of torchrun and of PyTorchJob set these; a rank without a launcher would end as if it had succeeded."""
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    code, said = fetched.replay()
+    assert (code, "to the bit" in said) == (0, True)
 
 
 @pytest.mark.parametrize("settings", [[], {"settings": {}}, {"settings": {"device": 7}}])

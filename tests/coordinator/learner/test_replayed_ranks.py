@@ -9,13 +9,12 @@ import psutil
 import pytest
 
 from coordinator.base.children import script
-from coordinator.commands.audit import MISMATCH
+from coordinator.commands.audit import MISMATCH, NO_VERDICT
 from coordinator.learner import launch
 from protocol.work.learning import KeptBatch
 from protocol.work.rollout import pack_tokens
 from tests.coordinator.learner import replayed_ranks
 
-NO_VERDICT = 1
 ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.processes
@@ -78,6 +77,9 @@ def test_the_command_gives_the_verdict_of_whichever_rank_found_it(learned: tuple
         assert "Batch 1 as served cannot be used: IndexError" in said
 
 
+GRACE_S = 0.5
+"""The time that ranks of these tests get to end by themselves."""
+
 LOSES = "import os, sys, time; rank = int(os.environ['RANK']); print('I am', rank, flush=True)\n"
 
 
@@ -85,15 +87,21 @@ LOSES = "import os, sys, time; rank = int(os.environ['RANK']); print('I am', ran
     ("program", "codes", "failed", "said"),
     [
         ("", (0, 0, 0), None, ("", "I am 1", "I am 2")),
-        ("rank == 1 and sys.exit(4); sys.stdin.read()", (0, 4, 0), 1, ("", "I am 1", "I am 2")),
-        ("rank == 2 and os.kill(os.getpid(), 9); sys.stdin.read()", (0, 0, -9), 2, ("", "I am 1", "I am 2")),
+        ("rank == 2 and sys.exit(4); sys.stdin.read()", (-2, 0, 4), 2, ("", "I am 1", "I am 2")),
+        (
+            "rank == 0 and sys.exit(6); time.sleep(0.2); sys.exit(4 * (rank == 1))",
+            (6, 4, 0),
+            1,
+            ("", "I am 1", "I am 2"),
+        ),
+        ("rank == 2 and os.kill(os.getpid(), 9); sys.stdin.read()", (-2, 0, -9), 2, ("", "I am 1", "I am 2")),
     ],
 )
 def test_ranks_end_with_the_first_that_fails(
     program: str, codes: tuple[int, ...], failed: int | None, said: tuple[str, ...]
 ) -> None:
     words = f"import sys; from coordinator.learner import launch; ranks = [sys.executable, '-c', {LOSES + program!r}]"
-    code = f"{words}; print(launch.replay(ranks, 3))"
+    code = f"{words}; launch.GRACE_S = {GRACE_S}; print(launch.run_quietly(ranks, 3))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["I am 0", str(launch.RanksEnd(codes, failed, said))]

@@ -146,7 +146,7 @@ def test_the_usage_of_a_key_is_that_of_its_queries_and_of_those_that_were_delete
 
 
 def test_days_of_a_key_are_counted_from_the_queries_that_are_stored(old: Path | str) -> None:
-    """The second answer was retracted: it is counted, and neither its tokens nor its price. Two nodes made the first."""
+    """Two nodes made the first answer. The second was retracted: its tokens and its price are not counted."""
     day_ms = 86_400_000
     query = (
         "INSERT INTO queries VALUES ({0}, {1}, -{0}, 'answered', NULL, {3}, 1, 1, NULL, 0, {2}, {2}, {2}, NULL, NULL)"

@@ -6,6 +6,7 @@
 """
 
 import importlib.util
+import json
 import random
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, ProofInvalid
+from protocol.errors import ConfigInvalid, EngineFailed, ProofInvalid
 from protocol.text.plain import counted
 from swarm_node.commands.options import DEFAULT_HOME, HomeOfRound, JoinText
 
@@ -67,7 +68,7 @@ def audit_learner(
     with ExitStack() as stack:
         place = save or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-swarm-updates-")))
         folders = trio.run(_fetch, join, update, count, place, typer.echo)
-        codes = [_replay(folder) for folder in folders]
+        codes = [replay(folder, typer.echo) for folder in folders]
     if MISMATCH in codes:
         raise ProofInvalid(
             f"{counted(codes.count(MISMATCH), 'update')} of {len(codes)} did not match the log.",
@@ -136,13 +137,25 @@ def _batch_max_bytes() -> int:
     return limits.KEPT_BATCH_MAX_BYTES if free is None else min(limits.KEPT_BATCH_MAX_BYTES, free // BATCH_COPIES)
 
 
-def _replay(folder: Path) -> int:
-    """Run the replay of a folder; return its exit code."""
+def replay(folder: Path, say: Callable[[str], None]) -> int:
+    """Run the replay of a folder; return its exit code, or `NO_VERDICT` if it exceeded the limits of this machine."""
     from swarm_node.engine import memory
     from swarm_node.machine import use
 
     program = Path(sys.executable).with_name("swarm-coordinator")
     size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    allowed = memory.allowed_bytes(size_bytes, use.memory_bytes()[1])
+    allowed = memory.allowed_bytes(size_bytes, use.memory_bytes()[1], ranks=ranks_of(folder))
     command = [str(program), "audit", "update", str(folder)]
-    return memory.run_within(command, allowed_bytes=allowed, seconds_max=REPLAY_MAX_S)
+    try:
+        return memory.run_within(command, allowed_bytes=allowed, seconds_max=REPLAY_MAX_S)
+    except EngineFailed as error:
+        say(f"no verdict: {error.message}")
+        return NO_VERDICT
+
+
+def ranks_of(folder: Path) -> int:
+    """Return the number of ranks that made the updates of a folder, by their settings; 1 if those are malformed."""
+    try:
+        return int(json.loads((folder / "settings.json").read_bytes())["processes"])
+    except (OSError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
+        return 1

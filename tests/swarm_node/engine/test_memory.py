@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,6 +20,8 @@ def test_memory_is_allowed_by_the_policy_and_by_what_the_machine_has() -> None:
     assert memory.allowed_bytes(16 * giga, 100 * giga) == int(0.85 * 100 * giga)
     assert memory.allowed_bytes(16 * giga, 10 * giga, held_bytes=90 * giga) == int(0.85 * 100 * giga), "its own counts"
     assert memory.allowed_bytes(giga, None) == 40 * giga
+    assert memory.allowed_bytes(giga, None, ranks=4) == 49 * giga
+    assert memory.allowed_bytes(giga, None, ranks=10**30) == memory.allowed_bytes(giga, None, ranks=64)
     assert memory.resident_by_program(os.getpid()) == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert memory.resident_by_program(2**22 + 1) is memory.resident_bytes(2**22 + 1) is None
 
@@ -46,6 +50,7 @@ def test_the_kernel_refuses_what_a_child_may_not_have() -> None:
 
 
 CHILD_GROWS = "kept = [bytearray(b'9' * 2**24) for _ in range(30)]; import sys; sys.stdin.read()"
+STAYS = "kept = [bytearray(b'9' * 2**24) for _ in range(30)]; import signal; signal.pause()"
 GROWS = "kept = []\nwhile True: kept.append(bytearray(b'9' * 2**24))"
 
 
@@ -65,3 +70,42 @@ def test_a_replay_that_takes_too_much_memory_or_time_is_stopped_and_named() -> N
         memory.run_within(endless, allowed_bytes=300 * limits.MIB, seconds_max=1.0)
     assert memory.run_within([sys.executable, "-c", "exit(3)"], allowed_bytes=2**30, seconds_max=600.0) == 3
     assert (memory.resident_bytes(os.getpid()) or 0) - before < 64 * limits.MIB
+
+
+DEAF = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); signal.pause()"
+LEAVES = f"""
+import os, subprocess, sys
+deaf = subprocess.Popen([sys.executable, '-c', {DEAF!r}])
+print(deaf.pid, os.environ['TMPDIR'], os.environ.get('RANK'), repr(sys.stdin.read()), flush=True)
+open(os.environ['TMPDIR'] + '/store', 'w')
+"""
+
+
+@pytest.mark.parametrize("then", ["while True: pass", "os.kill(os.getpid(), 9)", "pass"])
+def test_ranks_that_do_not_listen_end_with_the_replay_that_started_them(
+    then: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native code of a hostile tokenizer holds the interpreter's lock: such a rank does not see its input close."""
+    monkeypatch.setenv("RANK", "0")
+    with suppress(EngineFailed):
+        memory.run_within([sys.executable, "-c", LEAVES + then], allowed_bytes=2**30, seconds_max=2.0)
+    pid, folder, rank, words = capfd.readouterr().out.split()
+    assert (rank, words) == ("None", "''")
+    assert not Path(folder).exists()
+    gone, _ = psutil.wait_procs([psutil.Process(int(pid))] if psutil.pid_exists(int(pid)) else [], timeout=5.0)
+    assert gone or not psutil.pid_exists(int(pid))
+
+
+def test_where_no_kernel_lists_children_the_group_is_counted_or_the_replay_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "_children", lambda _pid: None)  # as on macOS
+    used_bytes = memory.group_by_program(os.getpgrp())
+    assert used_bytes is not None
+    assert used_bytes > 0.8 * psutil.Process().memory_info().rss
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {STAYS!r}])"
+    with pytest.raises(EngineFailed, match=r"took \d+ MiB of memory, 300 are allowed; it was stopped"):
+        memory.run_within([sys.executable, "-c", child], allowed_bytes=300 * limits.MIB, seconds_max=60.0)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EngineFailed, match="cannot be watched here"):
+        memory.run_within([sys.executable, "-c", "while True: pass"], allowed_bytes=2**40, seconds_max=60.0)

@@ -21,6 +21,7 @@ from coordinator.config import load
 from coordinator.learner import checkpoint
 from coordinator.learner.commitments import settings_document
 from coordinator.learner.crew import Crew
+from coordinator.learner.machines import machine_here
 from coordinator.learner.outgoing import Outgoing
 from coordinator.learner.ranks import Ranks
 from ledger.entry import FormedBatch, UpdateEntry
@@ -101,7 +102,7 @@ def entries_bytes(run: CommittedRun, groups: tuple[TrainingGroup, ...]) -> int:
         before=run.roots[0],
         after=run.roots[-1],
         groups_root=root,
-        settings_digest=digest(settings_document(run.config, run.folder / "start", 1)),
+        settings_digest=digest(settings_document(run.config, run.folder / "start", [machine_here("cpu")])),
         seed=run.config.round.seed,
         steps=run.crew.policy.steps,
         replaced_by=0,

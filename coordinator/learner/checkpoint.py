@@ -207,7 +207,11 @@ def read_tensors(path: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> 
         with _quiet():
             reader, planner = _CheckpointUnpickler(path), _OnlyTensors()
             load(tensors, storage_reader=reader, planner=planner, no_dist=ranks.size == 1)
-    except (CheckpointException, *_MALFORMED) as error:
+    except CheckpointException as error:
+        if any(_is_of_this_machine(failure) for failure, _ in error.failures.values()):
+            raise RuntimeError(f"{path} could not be read here: {_reason(error)}") from error
+        raise _unreadable(path, error) from error
+    except _MALFORMED as error:
         raise _unreadable(path, error) from error
     except RuntimeError as error:
         if ranks.size > 1:  # another rank ended: that says nothing about the files
@@ -262,9 +266,22 @@ def _lacking(path: Path, names: str) -> ConfigInvalid:
     )
 
 
+def _is_of_this_machine(failure: BaseException) -> bool:
+    """Return True for a failure that may be due to a machine's memory, disk or card, and says nothing of the files.
+
+    The files are there in their full length, as `require_whole` found.
+    """
+    return isinstance(failure, MemoryError | OSError) or (
+        isinstance(failure, RuntimeError) and any(word in str(failure) for word in ("memory", "CUDA error"))
+    )
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).strip().rpartition("\n")[2]
+
+
 def _unreadable(path: Path, error: BaseException) -> ConfigInvalid:
-    reason = str(error).strip().rpartition("\n")[2]
     return ConfigInvalid(
-        f"{path} cannot be read as a checkpoint of this policy: {reason}",
+        f"{path} cannot be read as a checkpoint of this policy: {_reason(error)}",
         hint="model.path and learner.lora_rank must be the same as when the round began.",
     )

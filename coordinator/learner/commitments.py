@@ -8,20 +8,18 @@
 """
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from blake3 import blake3
 
 from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
+from coordinator.learner.machines import Machine, joined
 from coordinator.learner.outgoing import Outgoing
 from coordinator.learner.settings import train_settings
 from ledger.training import groups_root
@@ -49,7 +47,7 @@ class Commitments:
     def begin(self) -> None:
         """Compute the root of the state before the first update, and commit again to the update that led to it."""
         start = self._config.round.directory / "learner" / "start"
-        self._settings = settings_document(self._config, start, self._crew.processes)
+        self._settings = settings_document(self._config, start, self._crew.machines())
         self._root = self._crew.rooting()()
         if self._last and not self._replaced_by:
             self._client.commit(UpdateCommitment.from_bytes(self._last).model_copy(update={"after": self._root}))
@@ -113,21 +111,21 @@ class Commitments:
         self._sending.abandon()
 
 
-def settings_document(config: Config, start: Path, processes: int) -> bytes:
+def settings_document(config: Config, start: Path, machines: Sequence[Machine]) -> bytes:
     """Return everything that determines an update beside its state and its groups, as JSON.
 
     `machine` and `software` are those that the same bits depend on; `start` has the digests of the starting policy.
-    `processes` are the ranks that train, which torchrun may have started, whatever the settings say.
+    `machines` are those of all ranks that train, which torchrun may have started, whatever the settings say.
     """
     learner = config.learner
     return document(
         {
             "settings": asdict(train_settings(config)),
             "threads": learner.threads,
-            "processes": processes,
+            "processes": len(machines),
             "kept_one_in": learner.kept_one_in,
-            "software": software(),
-            "machine": machine(learner.device),
+            "software": {name: joined(each.software[name] for each in machines) for name in machines[0].software},
+            "machine": joined(each.name for each in machines),
             "start": folder_digests(start),
         }
     )
@@ -136,31 +134,6 @@ def settings_document(config: Config, start: Path, processes: int) -> bytes:
 def document(values: Mapping[str, Any]) -> bytes:
     """Return values as JSON in one form."""
     return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
-
-
-def software() -> dict[str, str]:
-    """Return the versions of the libraries that compute an update."""
-    return {name: version(name) for name in ("torch", "transformers")}
-
-
-def machine(device: str) -> str:
-    """Return what the order of sums depends on: the card's name, or the processor with the instructions that are used.
-
-    Libraries choose their code by the maker and model of a processor, not by its instructions alone.
-    """
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return " ".join((torch.backends.cpu.get_cpu_capability(), platform.machine(), *_processor()))
-
-
-def _processor() -> list[str]:
-    """Return maker, family and model of the processor, where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    except OSError:
-        return [platform.processor()]
-    values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return [values[name] for name in ("vendor_id", "cpu family", "model") if name in values]
 
 
 def folder_digests(folder: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from coordinator.base.files import sync
 from coordinator.config import Config
 from coordinator.learner import checkpoint, playing
+from coordinator.learner.machines import Machine, machine_here
 from coordinator.learner.outgoing import Job
 from coordinator.learner.policy import TrainedPolicy, UpdateResult
 from coordinator.learner.ranks import Ranks
@@ -56,7 +57,8 @@ class Crew:
         self._checkpoints = checkpoints or self._folder / "checkpoints"
         self._progress: Progress = _silent
         with ranks.watchdog.watching():
-            last = ranks.broadcast(checkpoint.newest(self._checkpoints))
+            # Rank 0 alone: it may be removing what an earlier process left in this folder.
+            last = ranks.broadcast(checkpoint.newest(self._checkpoints) if ranks.first else None)
             start = self._folder / "start"
             if last is None and ranks.first and checkpoints is None:
                 game = playing.game_of(config)
@@ -74,10 +76,10 @@ class Crew:
             end = self.policy.ends[0]
             self._game = playing.GameText(config.task.name, game, self._coder, config.data.chat, end)
 
-    @property
-    def processes(self) -> int:
-        """Return the number of ranks."""
-        return self._ranks.size
+    def machines(self) -> list[Machine]:
+        """Return the machine of each rank."""
+        found: list[Machine] = self._together("machines")
+        return found
 
     def train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         """Make one update."""
@@ -161,6 +163,9 @@ class Crew:
     def _train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         return self.policy.train_step(groups)
 
+    def _machines(self) -> list[Machine]:
+        return self._ranks.gather_values(machine_here(str(self._ranks.device)))
+
     def _pass_over(self) -> None:
         self.policy.update += 1
 
@@ -238,6 +243,7 @@ class Crew:
         return playing.evaluated(self.policy.model, self._game) if self._game else {}
 
     _ACTIONS: ClassVar[dict[str, Callable[..., Any]]] = {
+        "machines": _machines,
         "train": _train,
         "pass_over": _pass_over,
         "save": _save,

@@ -61,13 +61,17 @@ class Ranks:
         if self.size > 1:
             dist.destroy_process_group()
 
-    def broadcast(self, what: Told) -> Told:
-        """Return rank 0's `what` on every rank; the values of the others are ignored."""
+    def broadcast(self, what: Told, source: int = 0) -> Told:
+        """Return `what` of rank `source` on every rank; the values of the others are ignored."""
         if self.size == 1:
             return what
         box = [what]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=source, device=torch.device("cpu"))
         return box[0]
+
+    def gather_values(self, what: Told) -> list[Told]:
+        """Return what each rank has, in order, on every rank."""
+        return [self.broadcast(what, rank) for rank in range(self.size)]
 
     def meet(self) -> None:
         """Wait for all ranks."""

@@ -10,12 +10,13 @@
 - Any machine comes to the same verdict: the folder holds everything, and the log's entries name all of it.
 - Another processor, card or library may round otherwise. If (4) fails where these differ, there is no verdict.
 - Updates of several ranks are made again by as many (`launch`), each with this code: they add in the same order. All
-  compare the same root. A rank that ends before the others is no verdict.
+  compare the same root. A rank that ends before the others gives no verdict.
 - The files are those of a stranger. No code of theirs is run: checkpoints are read as tensors, configurations may name
   no code, and the folder may have no other files than those of a policy.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +27,13 @@ import torch
 
 from coordinator.base.files import read_at_most
 from coordinator.learner.algorithm import Algorithm, Correction
-from coordinator.learner.commitments import folder_digests, machine, software
+from coordinator.learner.commitments import folder_digests
+from coordinator.learner.machines import joined, machine, software
 from coordinator.learner.memory_plan import CARDS_MAX
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.watchdog import Watchdog
 from ledger.entry import UpdateEntry
 from ledger.training import groups_root
 from protocol import limits
@@ -42,7 +45,11 @@ from protocol.work.learning import KeptBatch
 
 Say = Callable[[str], None]
 
-THREADS_MAX = 4096
+THREADS_PER_CORE = 16
+"""The most threads of all ranks for each core: more would take the memory of a volunteer's machine, and not end."""
+
+HUNG_S = 3600.0
+"""Time without progress after which a rank ends: another one may hang, and ranks wait for each other for days."""
 
 CONNECTED_MAX = 2
 """The most cards whose sums are the same however they are connected: of two numbers, either order gives one sum."""
@@ -78,9 +85,17 @@ def replay(folder: Path, say: Say) -> Iterator[Replayed]:
     described = _settings(folder, updates)
     _require_plain(folder / "start")
     torch.set_num_threads(described["threads"])
-    ranks = Ranks(described["settings"]["device"])
+    ranks = Ranks(described["settings"]["device"], Watchdog(HUNG_S if described["processes"] > 1 else 0.0))
     if ranks.size != described["processes"]:
         raise NoVerdict(f"{described['processes']} processes trained together, and {ranks.size} replay.")
+    with ranks.watchdog.watching():
+        yield from _replay(folder, updates, described, ranks, say)
+    ranks.leave()
+
+
+def _replay(
+    folder: Path, updates: list[UpdateEntry], described: dict[str, Any], ranks: Ranks, say: Say
+) -> Iterator[Replayed]:
     with _possible(described, f"The state before update {updates[0].update} as served"):
         policy = TrainedPolicy(folder / "start", train_settings(described["settings"]), ranks)
         policy.restore(folder / "checkpoint")
@@ -100,7 +115,6 @@ def replay(folder: Path, say: Say) -> Iterator[Replayed]:
         with _possible(described, f"Batch {entry.update} as served"):
             policy.train_step(batch.groups)
         yield Replayed(entry, ranks.broadcast(policy.rooting()()))
-    ranks.leave()
 
 
 def processes_of(folder: Path) -> int:
@@ -118,6 +132,10 @@ def _possible(described: dict[str, Any], what: str) -> Iterator[None]:
         if software() == described["software"]:
             raise ProofInvalid(f"{what} cannot be used: {reason}") from error
         raise NoVerdict(f"{what} cannot be used here: {reason} This machine has other libraries.") from error
+    except (MemoryError, RuntimeError) as error:
+        if described["processes"] > 1:  # another rank ended, or will end with this one
+            raise
+        raise NoVerdict(one_line(f"{what} cannot be used here: {type(error).__name__}: {error}")[:500]) from error
 
 
 def _require_plain(start: Path) -> None:
@@ -154,10 +172,13 @@ def _replaced(entry: UpdateEntry) -> NoVerdict:
 def differences(folder: Path) -> list[str]:
     """Return how this machine differs from the learner's, as far as results may depend on it."""
     described = json.loads((folder / "settings.json").read_bytes())
-    here = {**software(), "machine": machine(described["settings"]["device"])}
+    device, processes = described["settings"]["device"], described["processes"]
+    several_cards = device != "cpu" and processes > 1
+    devices = [f"cuda:{card}" for card in range(processes)] if several_cards else [device]
+    here = {**software(), "machine": joined(map(machine, devices))}
     there = {**described["software"], "machine": described["machine"]}
-    several = [f"the order in which {described['processes']} cards add may depend on how they are connected"] * (
-        described["processes"] > CONNECTED_MAX and described["settings"]["device"] != "cpu"
+    several = [f"the order in which {processes} cards add may depend on how they are connected"] * (
+        several_cards and processes > CONNECTED_MAX
     )
     return several + [
         one_line(f"{name} is {here.get(name)} here and {there[name]} there")[:300]
@@ -195,8 +216,14 @@ def _settings(folder: Path, updates: list[UpdateEntry]) -> dict[str, Any]:
         raise NoVerdict(f"The learner computed on {there}, and this machine has no such card.")
     if device.type == "cuda" and processes > max(1, torch.cuda.device_count()):
         raise NoVerdict(f"The learner computed on {processes} cards, and this machine has fewer.")
-    if not 0 < threads <= THREADS_MAX:
-        raise NoVerdict(f"The learner computed with {threads} threads, and this machine cannot.")
+    cores = os.cpu_count() or 1
+    if device.type == "cpu" and processes > cores:
+        raise NoVerdict(f"The learner computed by {processes} processes, and this machine has {cores} cores.")
+    if threads < 1 or processes * threads > THREADS_PER_CORE * cores:
+        raise NoVerdict(
+            f"The learner computed with {processes * threads} threads; on {cores} cores, at most "
+            f"{THREADS_PER_CORE * cores} replay."
+        )
     if changed := [entry for entry in updates[1:] if entry.replaced_by]:
         raise _replaced(changed[0])
     return described

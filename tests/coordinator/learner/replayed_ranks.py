@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from coordinator.learner import replaying
-from coordinator.learner.commitments import document, folder_digests, machine, software
+from coordinator.learner.commitments import document, folder_digests
 from coordinator.learner.launch import LOOPBACK, STORE
+from coordinator.learner.machines import joined, machine_here, software
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from ledger.entry import UpdateEntry
@@ -59,7 +60,8 @@ def learn(start: Path, folder: Path) -> None:
     policy.save(folder / "checkpoints")
     described = {
         "settings": asdict(PLAIN), "threads": 1, "processes": ranks.size, "kept_one_in": 1,
-        "software": software(), "machine": machine("cpu"), "start": folder_digests(start),
+        "software": software(), "machine": joined(each.name for each in ranks.gather_values(machine_here("cpu"))),
+        "start": folder_digests(start),
     }  # fmt: skip
     settings, root, entries = document(described), policy.rooting()(), []
     batches = BATCHES[:UPDATES]

@@ -9,17 +9,20 @@ import pickle
 import shutil
 import subprocess
 import sys
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from coordinator.learner import checkpoint
 from coordinator.learner.algorithm import PRESETS, Trajectories
 from coordinator.learner.policy import TrainedPolicy
+from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import UNEQUAL
@@ -209,3 +212,28 @@ def test_the_newest_whole_checkpoint_counts(policy_folder: Path, tmp_path: Path)
     assert TrainedPolicy(policy_folder, SETTINGS).restore(last(tmp_path))["said"] == b"second", (
         "the same state has one name"
     )
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_local"),
+    [
+        (MemoryError(), True),
+        (OSError(5, "Input/output error"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("PytorchStreamReader failed reading zip archive"), False),
+        (ValueError("no tensor"), False),
+    ],
+)
+def test_a_failure_of_one_ranks_machine_says_nothing_of_the_files(
+    failure: Exception, is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An auditor would blame the learner for files that cannot be read."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise CheckpointException("load", {1: (failure, traceback.extract_stack())})
+
+    monkeypatch.setattr(checkpoint, "load", fail)
+    monkeypatch.setattr(checkpoint, "require_whole", lambda _: None)
+    with pytest.raises(RuntimeError if is_local else ConfigInvalid, match="read"):
+        checkpoint.read_tensors(tmp_path, {}, Ranks())

@@ -10,7 +10,10 @@ import trio
 from typer.testing import CliRunner
 
 from coordinator.commands.audit import MISMATCH, app
-from coordinator.learner.commitments import document, folder_digests
+from coordinator.config import Config
+from coordinator.learner import replaying
+from coordinator.learner.commitments import document, folder_digests, settings_document
+from coordinator.learner.machines import machine_here
 from protocol.policy import chunks
 from swarm_node.ledger import learner_audit
 from tests.coordinator.learner.test_learner_cheats import CHEATED, PlayedRound
@@ -93,6 +96,64 @@ def test_a_card_that_is_not_here_is_no_verdict(fetched: FetchedUpdate, monkeypat
     fetched.commit(lambda settings: settings["settings"].update(device="cuda"))
     code, said = fetched.replay()
     assert (code, "has no such card" in said) == (NO_VERDICT, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"processes": 65}, "at most 64 replay"),
+        ({"processes": 0}, "at most 64 replay"),
+        ({"processes": 5}, "and this machine has 4 cores"),
+        ({"processes": 4, "threads": 17}, "with 68 threads; on 4 cores, at most 64 replay"),
+        ({"threads": 65}, "with 65 threads"),
+        ({"threads": 0}, "with 0 threads"),
+    ],
+)
+def test_more_ranks_and_threads_than_a_machine_can_have_are_not_started(
+    change: Values, reason: str, fetched: FetchedUpdate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)  # whatever this machine has
+    fetched.commit(lambda settings: settings.update(change))
+    with pytest.raises(replaying.NoVerdict, match=reason):
+        replaying.processes_of(fetched.folder)
+
+
+def test_a_machine_without_memory_gives_no_verdict(fetched: FetchedUpdate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("coordinator.learner.policy.TrainedPolicy.train_step", fail)
+    code, said = fetched.replay()
+    assert (code, "can't allocate memory" in said) == (NO_VERDICT, True)
+
+
+def test_fewer_ranks_than_the_learner_had_give_no_verdict(fetched: FetchedUpdate) -> None:
+    fetched.commit(lambda settings: settings.update(processes=2))
+    with pytest.raises(replaying.NoVerdict, match="2 processes trained together, and 1 replay"):
+        list(replaying.replay(fetched.folder, print))
+
+
+def test_a_difference_of_unlike_machines_blames_nobody(fetched: FetchedUpdate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner of several ranks names the machine of each, and an auditor compares each of its cards."""
+    config = Config.model_validate({"round": {"directory": fetched.folder}})
+    ours = machine_here("cpu")
+    assert replaying.differences(fetched.folder) == []
+    for other in (ours._replace(name="another"), ours._replace(software=ours.software | {"torch": "1.0"})):
+        data = settings_document(config, fetched.folder / "start", [ours, other])
+        (fetched.folder / "settings.json").write_bytes(data)
+        assert len(replaying.differences(fetched.folder)) == 1
+    (fetched.folder / "settings.json").write_bytes(settings_document(config, fetched.folder / "start", [ours, ours]))
+    assert replaying.differences(fetched.folder) == []
+
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: {"cuda:1": "small"}.get(device, "large"))
+    described = {"processes": 2, "settings": {"device": "cuda"}, "machine": "large", "software": ours.software}
+    (fetched.folder / "settings.json").write_text(json.dumps(described))
+    assert replaying.differences(fetched.folder) == ["machine is large; small here and large there"]
+    described |= {"processes": 3, "machine": "large; small"}
+    (fetched.folder / "settings.json").write_text(json.dumps(described))
+    assert replaying.differences(fetched.folder) == [
+        "the order in which 3 cards add may depend on how they are connected"
+    ]
 
 
 def test_a_shell_that_says_it_is_a_rank_changes_no_verdict(

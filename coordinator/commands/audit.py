@@ -135,7 +135,7 @@ def update(
         else:
             launch.forget_ranks()
             if (processes := replaying.processes_of(folder)) > 1:
-                raise typer.Exit(_by_ranks(folder, processes))
+                raise typer.Exit(by_ranks(folder, processes))
         for replayed in replaying.replay(folder, typer.echo):
             number, root = replayed.entry.update, replayed.entry.after
             if replayed.matches:
@@ -165,7 +165,7 @@ def update(
         raise typer.Exit(launch.LOST) from None
 
 
-def _by_ranks(folder: Path, processes: int) -> int:
+def by_ranks(folder: Path, processes: int) -> int:
     """Replay updates of several ranks by as many processes of this command; return the exit code.
 
     A mismatch counts whichever rank found it: only one of them computes with a group that no learner can have used.

@@ -110,7 +110,7 @@ def retract(
         if not launch.is_launched():
             require_room(config)
             if config.learner.processes > 1:
-                _carry_out_by_ranks(config.learner.processes)
+                carry_out_by_ranks(config.learner.processes)
                 return
         with _alone(config), launch.ending_with_others():
             version = _carry_out(config, archive, wanted, found, reason, say)
@@ -311,7 +311,7 @@ def _carry_out(
     return version
 
 
-def _carry_out_by_ranks(processes: int) -> None:
+def carry_out_by_ranks(processes: int) -> None:
     """Carry out this command by as many processes as train the policy, and wait for them."""
     from coordinator.base.children import WRONG_SETTING, script
     from coordinator.learner import launch

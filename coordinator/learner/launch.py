@@ -104,8 +104,12 @@ def launch(command: Sequence[str], size: int, store: Path) -> int:
 
 def run_quietly(command: Sequence[str], size: int) -> RanksEnd:
     """Run `command` as `size` ranks, of which only rank 0 prints; return how they ended."""
-    with tempfile.TemporaryDirectory(prefix="echo-swarm-ranks-", ignore_cleanup_errors=True) as folder:
-        return _run(command, size, Path(folder) / "store", output_folder=Path(folder))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(KILLED + signal.SIGTERM))
+    try:
+        with tempfile.TemporaryDirectory(prefix="echo-swarm-ranks-", ignore_cleanup_errors=True) as folder:
+            return _run(command, size, Path(folder) / "store", output_folder=Path(folder))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(command: Sequence[str], size: int, store: Path, output_folder: Path | None = None) -> RanksEnd:
@@ -123,9 +127,11 @@ def _run(command: Sequence[str], size: int, store: Path, output_folder: Path | N
                 log.info("rank %d started, pid %d", rank, process.pid)
                 ranks.append(process)
             failed = _await_first(ranks, level=logging.INFO if output_folder else logging.ERROR)
-        except BaseException:
+        except BaseException as error:
             if output_folder:
-                _end_quietly(ranks)
+                if isinstance(error, KeyboardInterrupt):  # a terminal interrupts all ranks
+                    _wait(ranks)
+                _interrupt(ranks)
             raise
         if failed is not None:
             (_end_quietly if output_folder else _end)(ranks)
@@ -159,11 +165,16 @@ def _end(ranks: Sequence[Popen[bytes]]) -> None:
 
 
 def _end_quietly(ranks: Sequence[Popen[bytes]]) -> None:
-    """Let the ranks end by themselves; then interrupt rank 0, which removes its files; then close pipes, and kill.
+    """Let the ranks end by themselves, then interrupt those that still run.
 
     A rank that is about to report a mismatch, or that loses the others in its next exchange, needs the time.
     """
     _wait(ranks)
+    _interrupt(ranks)
+
+
+def _interrupt(ranks: Sequence[Popen[bytes]]) -> None:
+    """Interrupt rank 0, which removes its files; then close all pipes; then kill."""
     for process in _running(ranks[:1]):
         process.send_signal(signal.SIGINT)
     _wait(ranks[:1])

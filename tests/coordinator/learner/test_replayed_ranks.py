@@ -1,15 +1,19 @@
 """Updates of several ranks are replayed by as many, to the bit: real processes, which talk over gloo."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+import typer
 
 from coordinator.base.children import script
-from coordinator.commands.audit import MISMATCH, NO_VERDICT
+from coordinator.commands.audit import MISMATCH, NO_VERDICT, by_ranks
+from coordinator.commands.retract import carry_out_by_ranks
 from coordinator.learner import launch
 from protocol.work.learning import KeptBatch
 from protocol.work.rollout import pack_tokens
@@ -105,3 +109,94 @@ def test_ranks_end_with_the_first_that_fails(
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["I am 0", str(launch.RanksEnd(codes, failed, said))]
+
+
+def test_a_launcher_that_is_told_to_end_interrupts_rank_0_and_leaves_no_files(tmp_path: Path) -> None:
+    words = f"import sys; from coordinator.learner import launch; launch.GRACE_S = {GRACE_S}"
+    program = LOSES + "sys.stdin.read() if rank else time.sleep(60)"
+    code = f"{words}; launch.run_quietly([sys.executable, '-c', {program!r}], 2)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"I am 0\n"
+        launcher.terminate()
+        _, errors = launcher.communicate()
+    assert launcher.returncode == launch.KILLED + signal.SIGTERM
+    assert b"KeyboardInterrupt" in errors
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("codes", "failed", "code", "said"),
+    [
+        ((0, 0), None, 0, ""),
+        ((launch.LOST, MISMATCH), 1, MISMATCH, "DOES NOT MATCH: why\n"),
+        ((launch.LOST, NO_VERDICT), 1, NO_VERDICT, "DOES NOT MATCH: why\n"),
+        (
+            (launch.LOST, -9),
+            1,
+            NO_VERDICT,
+            "rank 1 of 2 was ended by signal 9 before the replay was over. Repeat it with",
+        ),
+        ((1, launch.LOST), 0, NO_VERDICT, "rank 0 of 2 ended with code 1 before the replay was over. The lines above"),
+        (
+            (launch.LOST, launch.LOST),
+            0,
+            NO_VERDICT,
+            "rank 0 of 2 ended with code 6 before the replay was over. The lines",
+        ),
+    ],
+)
+def test_only_a_mismatch_that_a_rank_reports_is_one(
+    codes: tuple[int, int],
+    failed: int | None,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = launch.RanksEnd(codes, failed, ("", "DOES NOT MATCH: why"))
+    monkeypatch.setattr(launch, "run_quietly", lambda _command, _size: ended)
+    assert by_ranks(tmp_path, 2) == code
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("codes", "failed", "code", "said"),
+    [
+        ((launch.LOST, -9), 1, 137, "Rank 1 of 2 ended with code 137"),
+        ((launch.LOST, launch.LOST), 0, 1, "Rank 0 of 2 ended with code 6"),
+        ((2, launch.LOST), 0, 2, ""),
+    ],
+)
+def test_a_retraction_that_lost_a_rank_has_failed(
+    codes: tuple[int, int],
+    failed: int,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = launch.RanksEnd(codes, failed, ("", ""))
+    monkeypatch.setattr(launch, "run_quietly", lambda _command, _size: ended)
+    with pytest.raises(typer.Exit) as raised:
+        carry_out_by_ranks(2)
+    assert raised.value.exit_code == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_rank_that_loses_another_ends_with_one_line_and_a_lone_process_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(launch.STORE, raising=False)
+    with pytest.raises(RuntimeError, match="closed by peer"), launch.ending_with_others():
+        raise RuntimeError("Connection closed by peer")
+    monkeypatch.setenv(launch.STORE, "a file")
+    with pytest.raises(SystemExit) as raised, launch.ending_with_others():
+        raise RuntimeError("Connection closed by peer\x1b[2J")
+    assert raised.value.code == launch.LOST
+    assert capsys.readouterr().err == "A rank failed, or lost another: Connection closed by peer\\x1b[2J\n"

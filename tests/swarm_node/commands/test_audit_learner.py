@@ -11,7 +11,7 @@ from swarm_node.engine import memory
 
 
 def test_a_replay_that_exceeds_the_limits_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its learner may be honest and have a larger machine: a mismatch would blame it."""
+    """A mismatch would blame an honest learner that has a larger machine."""
     (tmp_path / "settings.json").write_text(json.dumps({"processes": 5}))
     allowed = []
 

@@ -41,7 +41,7 @@ def lines(
     works = sum(1 for row in fleet if row["works"])
     nodes = counted(status["nodes_alive"], "active node")
     if status["finished"]:
-        nodes = "finished"
+        nodes = "finished; it gives no more work"
     elif fleet:
         nodes += f", {works} selected for work, {len(fleet) - works} on standby"
     elif status["nodes_alive"]:
@@ -49,8 +49,11 @@ def lines(
     yield f"Round: {nodes}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
     left = f"remaining budget: {unit.amount(status['budget_micros'])}"
+    if status["finished"]:
+        yield from forecast.lines(status, rows, price=price, unit=unit, speed=speed)
+        return
     waits = f"training waits for samples {idle:.0%} of the time" if idle >= 0.005 else NO_WAIT
-    if not status["nodes_alive"] and not status["finished"]:
+    if not status["nodes_alive"]:
         waits = FIRST_NODE
     yield f"Demand: {waits}; {left}"
     yield from forecast.lines(status, rows, price=price, unit=unit, speed=speed)

@@ -60,7 +60,7 @@ def test_everything_that_is_promised_is_on_the_page() -> None:
         "1,234 tokens/s, llama",
         "per hour 1.10",
         "per day 24.00 in the last 24 hours",
-        "today 7.30",
+        "today 7.30 since midnight, reported 0 s ago",
         "this run 0.06",
         "pending 0.40",
         "payable 1.20",
@@ -68,7 +68,7 @@ def test_everything_that_is_promised_is_on_the_page() -> None:
         "Card 0: RTX 4090",
         "temperature 61 °C power 300 W speed 1,234 tokens/s memory 8.0 of 24.0 GB",
         "temperature –",
-        "12 accepted, 2 stale_version rejected",
+        "12 rollouts accepted, 2 rejected (stale_version)",
         "12:00 registered",
         "7 (latest 8)",
         "12.50 EUR paid to the owner in 3 payouts",
@@ -83,9 +83,13 @@ def test_what_is_not_known_is_not_a_zero() -> None:
     assert "The rate is not known yet" in page
 
 
-def test_a_day_that_is_not_over_is_said_to_be_an_estimate() -> None:
+def test_a_day_that_is_not_over_is_said_to_be_an_estimate_and_minutes_are_no_basis_for_one() -> None:
     early = rates(rate={"hour_micros": 500_000, "day_micros": 500_000, "earning_s": 1800.0})
-    assert "per day 24.00 at the rate of the last 30 min 0 s" in text_of(shown(rates=early))
+    page = text_of(shown(rates=early))
+    assert "per hour 1.00 from 30 min 0 s" in page
+    assert "per day – known after an hour of earning" in page
+    later = rates(rate={"hour_micros": 1_000_000, "day_micros": 1_500_000, "earning_s": 5400.0})
+    assert "per day 24.00 at the rate of the last 1 h 30 min" in text_of(shown(rates=later))
 
 
 def test_texts_of_others_are_text() -> None:

@@ -209,7 +209,8 @@ PageOption = Annotated[
     ),
 ]
 PriceOption = Annotated[
-    int, typer.Option(help="Your price per million validated tokens, in millionths of the round's unit.")
+    int,
+    typer.Option(help="Your price per million validated tokens, in millionths of the round's unit: 1000000 is 1.00."),
 ]
 
 DirectoryPlaces = Annotated[
@@ -258,7 +259,10 @@ TurnsOption = Annotated[
 ]
 UploadOption = Annotated[float | None, typer.Option(help="Maximum upload to other nodes in GB per month; 0: no limit.")]
 FloorOption = Annotated[
-    int | None, typer.Option(help="Decline leases that pay less per million tokens, in millionths of the round's unit.")
+    int | None,
+    typer.Option(
+        help="Decline leases that pay less per million tokens, in millionths of the round's unit: 1000000 is 1.00."
+    ),
 ]
 BestPaidOption = Annotated[
     bool | None,

@@ -138,7 +138,8 @@ def lines(
     worth = TOKENS_PER_S * 3600 * price / 1e6
     is_open = not status.get("finished")
     if is_open:
-        yield f"Price: you ask {unit.price(price)}: {TOKENS_PER_S} tokens/s earn {unit.amount(worth)} per hour of work"
+        asked = f"{unit.price(price)} (--price {price})"
+        yield f"Price: you ask {asked}: {TOKENS_PER_S} tokens/s earn {unit.amount(worth)} per hour of work"
     if is_open and (bonus := float(status.get("exact_bonus", 0))):
         classes = " or ".join(str(name) for name in list(status.get("exact_classes") or ())[:CLASSES_SHOWN])
         here = f"class {classes}" if classes else "none yet: no auditor has met such work"

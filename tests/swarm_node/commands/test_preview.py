@@ -170,7 +170,10 @@ def test_a_measured_machine_gets_its_own_estimate_also_as_the_first_node() -> No
     later = forecast(STATUS, rows, price=1_000_000, unit=EUR, speed=speed)
     assert (later.low, later.high) == (180_000, 360_000)
     said = list(lines(STATUS, [], price=1_000_000, unit=EUR, speed=speed))
-    assert "Price: you ask 1.00 EUR per million tokens: 100 tokens/s earn 0.36 EUR per hour of work" in said
+    assert (
+        "Price: you ask 1.00 EUR per million tokens (--price 1000000): 100 tokens/s earn 0.36 EUR per hour of work"
+        in said
+    )
     assert any(line.startswith("Earnings: about 0.36 EUR per hour, from the 100") for line in said)
     assert any("2 h ago. Fairly sure" in line for line in said)
 

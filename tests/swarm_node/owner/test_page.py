@@ -255,7 +255,7 @@ async def test_limits_are_saved_where_the_command_saves_them(tmp_path: Path) -> 
         ("hours", "25:00-26:00", "hours = '25:00-26:00': write the hours as 22:00-07:00."),
         ("zone", "Atlantis", "zone = 'Atlantis': write the time zone as Europe/Berlin."),
         ("celsius", "hot", "celsius = 'hot': this is not a number."),
-        ("celsius", "999", "celsius = 999.0: Input should be less than or equal to 150."),
+        ("celsius", "999", "celsius = 999.0: the highest value is 150."),
         ("threads", "1.5", "threads = '1.5': this is not a whole number."),
         ("power_watts", "nan", "power_watts = nan: "),
     ],

@@ -16,7 +16,7 @@ from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
 from protocol.text.lesson import lesson
 from protocol.text.money import Unit, pace_text
 from protocol.text.plain import counted
-from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText
+from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText, WholeSentences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from swarm_node.coordinator_api.join_string import JoinString
     from swarm_node.ledger.owner_rates import OwnerRates
 
-app = typer.Typer(help="Manage the node's key and the owner's key.", no_args_is_help=True, add_completion=False)
-owner_app = typer.Typer(help="Manage the owner's key (encrypted).", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=WholeSentences, help="Manage the node's key and the owner's key.", no_args_is_help=True, add_completion=False
+)
+owner_app = typer.Typer(
+    cls=WholeSentences, help="Manage the owner's key (encrypted).", no_args_is_help=True, add_completion=False
+)
 app.add_typer(owner_app, name="owner")
 
 DEFAULT_OWNER_KEY = Path.home() / ".config" / "echo-swarm" / "owner.key"

@@ -11,8 +11,10 @@ from protocol.errors import Unreachable
 from protocol.text.money import Unit
 from protocol.wire.signing import NodeKey
 from swarm_node.cli import app
-from swarm_node.commands.preview import lines, understood
+from swarm_node.commands.join import verdict_line
+from swarm_node.commands.preview import lines, understood, why_not
 from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.doctor import report
 from swarm_node.doctor.examine import description_texts, judge_earnings
 from swarm_node.doctor.forecast import MeasuredSpeed, find_speed, forecast, record_speed
 from swarm_node.doctor.line import RoundAnswer
@@ -146,6 +148,19 @@ def test_a_dry_run_that_learns_nothing_fails(tmp_path: Path) -> None:
     words = ("join", f"http://127.0.0.1:9#{'a' * 64}", "--dry-run", "--engine", "torch", "--home", str(tmp_path))
     found = CliRunner().invoke(app, words)
     assert isinstance(found.exception, Unreachable), found.output
+
+
+def test_the_last_line_of_a_dry_run_says_whether_this_machine_can_join() -> None:
+    full = report.fail("disk", "There is not enough disk space.", "", "Free some space.")
+    assert verdict_line(why_not(STATUS, 1, EUR, [report.ok("disk", "fine")])).startswith("This machine can join")
+    assert why_not(STATUS | {"finished": True}, 1, EUR).startswith("the round is finished")
+    assert why_not(STATUS, 6_000_000, EUR) == (
+        "it pays at most 5.00 EUR per million tokens, and you ask 6.00 EUR per million tokens"
+    )
+    assert verdict_line(why_not(STATUS, 1, EUR, [full])) == (
+        "This machine cannot join this round now: There is not enough disk space. Free some space."
+    )
+    assert why_not({}, 1, EUR) == ""
 
 
 def test_a_coordinator_does_not_write_to_the_terminal() -> None:

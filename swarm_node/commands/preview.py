@@ -72,7 +72,7 @@ def understood(
 
 
 class RoundPreview(NamedTuple):
-    """What is known about a round before it is joined."""
+    """Public figures of a round before it is joined, as text."""
 
     lines: list[str]
     why_not: str = ""

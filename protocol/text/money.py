@@ -59,7 +59,11 @@ class Unit(NamedTuple):
 
     def exact(self, micros: int, *, separator: str = ",") -> str:
         """Return an amount with the unit's name and every decimal that is not zero, for payments and limits."""
-        return f"{self._short(_decimal(micros, MICRO_DECIMALS, separator))} {self.name}"
+        return f"{self.exact_figure(micros, separator=separator)} {self.name}"
+
+    def exact_figure(self, micros: int, *, separator: str = ",") -> str:
+        """Return an exact amount without the unit's name."""
+        return self._short(_decimal(micros, MICRO_DECIMALS, separator))
 
     def price(self, micros_per_mtok: int) -> str:
         """Return a price per million tokens."""
@@ -186,7 +190,7 @@ def next_payout(unit: Unit, next_ms: int | None, minimum_micros: int, now_ms: in
 
 def unitless_price(micros_per_mtok: int) -> str:
     """Return a price per million tokens where the round's unit is not known; the text beside it says so."""
-    return CREDITS.exact(micros_per_mtok).removesuffix(f" {CREDITS.name}")
+    return CREDITS.exact_figure(micros_per_mtok)
 
 
 def checked_name(name: str) -> str:

@@ -338,7 +338,7 @@ def _answer(answer: Mapping[str, Any], figures: PageFigures, unit: Unit, prefix:
         el("td", age, class_="text"),
         said,
         el("td", f"{answer['tokens']:,}", class_="wide-only"),
-        el("td", unit.figure(answer["credit_micros"])),
+        el("td", unit.exact_figure(answer["credit_micros"])),
         el("td", receipt, class_="text"),
     )
 

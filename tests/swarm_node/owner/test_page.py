@@ -83,6 +83,14 @@ def test_what_is_not_known_is_not_a_zero() -> None:
     assert "The rate is not known yet" in page
 
 
+def test_answers_of_different_credit_are_not_shown_alike() -> None:
+    answer = {"at_ms": 0, "lease_id": "ab" * 16, "claim_id": "", "outcome": "accepted", "code": "", "message": ""}
+    answers = [answer | {"tokens": tokens, "credit_micros": tokens} for tokens in (96, 128)]
+    page = text_of(shown(answers=answers, unit={"name": "EUR", "decimals": 4}))
+    assert "96 0.000096 " in page
+    assert "128 0.000128 " in page
+
+
 def test_a_day_that_is_not_over_is_said_to_be_an_estimate_and_minutes_are_no_basis_for_one() -> None:
     early = rates(rate={"hour_micros": 500_000, "day_micros": 500_000, "earning_s": 1800.0})
     page = text_of(shown(rates=early))

@@ -124,6 +124,7 @@ async def _node(request: web.Request) -> node.NodeFigures:
             payouts=rates.payouts,
             rank=rank,
             nodes=len(figures.nodes),
+            finished=round_.news.finished,
         )
 
     return await round_.database.read(read)

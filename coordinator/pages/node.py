@@ -56,6 +56,8 @@ class NodeFigures:
     payouts: RoundPayouts
     rank: int
     nodes: int
+    finished: bool = False
+    """True if the round is finished: nothing can be earned."""
 
 
 def render(node: NodeFigures) -> str:
@@ -134,7 +136,7 @@ def _facts(node: NodeFigures) -> Markup:
 def _earnings(node: NodeFigures) -> Markup:
     """Build the rate with its trend, what the owner was paid, and when the next payout is due."""
     unit, paid, payouts = node.unit, node.paid, node.payouts
-    rate = pace_text(unit, node.pace, separator=words.NARROW)
+    rate = pace_text(unit, node.pace, separator=words.NARROW, finished=node.finished)
     facts: dict[str, Any] = {
         "rate": f"{rate[0].upper()}{rate[1:]}.",
         "paid to the owner": words.exact(unit, paid.paid_micros) if paid.payouts else "nothing yet",

@@ -221,8 +221,8 @@ def _prompts(selection: Mapping[str, int]) -> Iterator[str]:
 def _credit(status: Mapping[str, Any]) -> Iterator[str]:
     credit, left, unit = status["credit"], status["budget_micros"], parse_unit(status.get("unit"))
     yield (
-        f"earned {unit.figure(credit['posted_micros'])}, in escrow {unit.figure(credit['pending_micros'])}, "
-        f"taken back {unit.amount(credit['voided_micros'])}"
+        f"earned {unit.short_figure(credit['posted_micros'])}, "
+        f"in escrow {unit.short_figure(credit['pending_micros'])}, taken back {unit.amount(credit['voided_micros'])}"
     )
     spent = credit["posted_micros"] + credit["pending_micros"]
     lasts = f", about {left * status['update'] // spent:,} more updates at the current cost" if spent else ""

@@ -17,7 +17,7 @@ from protocol.people.nicknames import nickname
 from protocol.start import quick_imports
 from protocol.text.money import parse_unit
 from protocol.text.option_groups import with_option_groups
-from protocol.text.plain import counted
+from protocol.text.plain import counted, one_line
 from swarm_node.base import logs
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
@@ -125,7 +125,14 @@ def join(
         require_several(members)
         fits = _all_fitting(
             members,
-            partial(_fitting, wanted=sampling.engine.value, options=options, machine=machine, wanted_cards=wanted),
+            partial(
+                _fitting,
+                wanted=sampling.engine.value,
+                options=options,
+                machine=machine,
+                wanted_cards=wanted,
+                tell=_tell_line if dry_run else log.info,
+            ),
             preview=dry_run or not (quiet or as_json),
             must=dry_run,
         )
@@ -215,17 +222,27 @@ def _all_fitting(
     """Return the rounds that fit; of several, one that does not fit is left out and named, unless none fits."""
     fits: list[FittingRound] = []
     for number, me in enumerate(members, 1):
+        why_not = ""
         try:
             if preview:
                 if len(members) > 1:
                     typer.echo(f"{me.join.url}:", err=True)
-                _preview(me, must=must)
+                why_not = _preview(me, must=must)
             fits.append(FittingRound(me, *fitting(me)))
+            if must:
+                typer.echo(verdict_line(why_not), err=True)
         except SwarmError as error:
             if number == len(members) and not fits:
                 raise
             log.error("the round at %s is left out code=%s: %s", me.join.url, error.code, error)
     return fits
+
+
+def verdict_line(why_not: str) -> str:
+    """Return the last line of `--dry-run` about a round whose model this machine can sample."""
+    if why_not:
+        return f"This machine cannot join this round now: {why_not}."
+    return "This machine can join this round. To take part, run the same command without --dry-run."
 
 
 def rounds_of(targets: list[str], home: Path, confirm: ConfirmOptions) -> list[str]:
@@ -325,8 +342,11 @@ def build_member(
     )
 
 
-def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
-    """Print demand and expected earnings before anything is downloaded; with `must`, raise an error if unknown."""
+def _preview(settings: "member.MemberSettings", *, must: bool) -> str:
+    """Print demand and expected earnings before anything is downloaded; return why the round cannot be joined now.
+
+    With `must`, raise an error if nothing is known.
+    """
     import trio
 
     from swarm_node.commands import preview
@@ -334,13 +354,14 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
 
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
-        said = trio.run(preview.print_preview, settings, key)
+        seen = trio.run(preview.preview_round, settings, key)
     except SwarmError as error:
         if must or _serves_another_round(error, settings):
             raise
-        said = [f"Demand and earnings: unknown: {named(error)}"]
-    for line in said:
+        seen = preview.RoundPreview([f"Demand and earnings: unknown: {named(error)}"])
+    for line in seen.lines:
         typer.echo(line, err=True)
+    return seen.why_not
 
 
 def _fitting(
@@ -349,6 +370,7 @@ def _fitting(
     options: "EngineOptions",
     machine: "HostMachine",
     wanted_cards: tuple[int, ...],
+    tell: "Callable[[str], None]",
 ) -> tuple["Choose", "tuple[EngineCard, ...]"]:
     """Return the chooser of the engine, with the precision that fits the round's model, and the cards that can hold it.
 
@@ -375,20 +397,25 @@ def _fitting(
         if _serves_another_round(error, settings):
             raise
         reason = "the coordinator does not respond" if isinstance(error, Unreachable) else named(error)
-        log.info("precision: not decided yet; %s", reason)
+        tell(f"Precision: decided when the round's model is known; now {reason}")
         return partial(for_policy, wanted, options), engine_cards(seen)
     if round_.model is None:
-        log.info("precision: not decided yet; no version is published")
+        tell("Precision: decided with the first version; none is published yet")
         return partial(for_policy, wanted, options), engine_cards(seen)
     memory = Memory(cards.free_bytes(seen, vram_share=options.vram_share), use.memory_bytes()[1])
     chosen = choose_precision(wanted, options, machine, round_.model, memory, round_.classes)
-    log.info("precision: %s", chosen.line)
+    tell(f"Precision: {chosen.line}")
     fit = options._replace(dtype=chosen.dtype)
     engines = engine_cards(seen, chosen.need_bytes, vram_share=options.vram_share) if chosen.device != "cpu" else ON_CPU
     for card in engines:
         if card.name:
-            log.info("card %d (%s): %s", card.number, card.name, card.left_out or "used")
+            tell(f"Card {card.number} ({card.name}): {card.left_out or 'used'}")
     return lambda unfit: for_policy(wanted, fit, {**chosen.unfit, **unfit}), engines
+
+
+def _tell_line(text: str) -> None:
+    """Print a line of the report of `--dry-run`, beside those of the preview."""
+    typer.echo(one_line(text), err=True)
 
 
 def _serves_another_round(error: SwarmError, settings: "member.MemberSettings") -> bool:
@@ -414,14 +441,15 @@ def _live_view(*, wanted: bool) -> "Show | None":
 
 def _say(earnings: "RunEarnings", as_json: bool, *, named: bool) -> None:
     """Print the totals in one round; `named` with several rounds."""
+    from swarm_node.owner.status_lines import rejected_text
+
     if as_json:
         typer.echo(json.dumps(vars(earnings)))
         return
     if named:
         typer.echo(f"{earnings.coordinator}: {earnings.error}".rstrip(": "))
-    rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
     worth = parse_unit(earnings.unit).amount(earnings.credit_micros)
     typer.echo(
-        f"Accepted {counted(earnings.accepted, 'rollout')} of {earnings.tokens:,} tokens, "
-        f"worth {worth}" + (f"; rejected: {rejected}." if rejected else ".")
+        f"Accepted {counted(earnings.accepted, 'rollout')} of {counted(earnings.tokens, 'token')}, worth {worth}; "
+        f"{rejected_text(earnings.rejected)}."
     )

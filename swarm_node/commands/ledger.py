@@ -19,7 +19,7 @@ from protocol.text.lesson import lesson
 from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
 from swarm_node.base import disk
-from swarm_node.commands.options import DEFAULT_HOME, HomeOfRound, JoinText
+from swarm_node.commands.options import DEFAULT_HOME, HomeOfRound, JoinText, WholeSentences
 
 if TYPE_CHECKING:
     from ledger.entry import Pending
@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from swarm_node.ledger.log_verify import Verified
     from swarm_node.ledger.witnessing import WitnessRecord, WitnessServer
 
-app = typer.Typer(help="Verify the ledger, save proofs, act as a witness.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=WholeSentences,
+    help="Verify the ledger, save proofs, act as a witness.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, without a progress bar.")]
 WitnessKeys = Annotated[

@@ -55,6 +55,10 @@ SECTIONS = {
 """The commands by the task that they are for, as `--help` lists them."""
 
 
+SENTENCE_CHARS = 300
+"""The longest first sentence of a command's help."""
+
+
 class NodeCommands(TyperGroup):
     """A program whose `--help` lists its commands by the task that they are for."""
 
@@ -63,6 +67,21 @@ class NodeCommands(TyperGroup):
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
+
+
+class WholeSentences(TyperGroup):
+    """A group whose `--help` prints the first sentence of each command uncut; lines break instead."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, command.get_short_help_str(SENTENCE_CHARS))
+            for name, command in commands.items()
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class Device(StrEnum):
@@ -209,7 +228,8 @@ PageOption = Annotated[
     ),
 ]
 PriceOption = Annotated[
-    int, typer.Option(help="Your price per million validated tokens, in millionths of the round's unit.")
+    int,
+    typer.Option(help="Your price per million validated tokens, in millionths of the round's unit: 1000000 is 1.00."),
 ]
 
 DirectoryPlaces = Annotated[
@@ -258,7 +278,10 @@ TurnsOption = Annotated[
 ]
 UploadOption = Annotated[float | None, typer.Option(help="Maximum upload to other nodes in GB per month; 0: no limit.")]
 FloorOption = Annotated[
-    int | None, typer.Option(help="Decline leases that pay less per million tokens, in millionths of the round's unit.")
+    int | None,
+    typer.Option(
+        help="Decline leases that pay less per million tokens, in millionths of the round's unit: 1000000 is 1.00."
+    ),
 ]
 BestPaidOption = Annotated[
     bool | None,

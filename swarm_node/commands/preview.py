@@ -4,7 +4,7 @@
 - The unit of the amounts is signed: it comes from the round's first root.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import trio
@@ -41,7 +41,7 @@ def lines(
     works = sum(1 for row in fleet if row["works"])
     nodes = counted(status["nodes_alive"], "active node")
     if status["finished"]:
-        nodes = "finished"
+        nodes = "finished; it gives no more work"
     elif fleet:
         nodes += f", {works} selected for work, {len(fleet) - works} on standby"
     elif status["nodes_alive"]:
@@ -49,8 +49,11 @@ def lines(
     yield f"Round: {nodes}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
     left = f"remaining budget: {unit.amount(status['budget_micros'])}"
+    if status["finished"]:
+        yield from forecast.lines(status, rows, price=price, unit=unit, speed=speed)
+        return
     waits = f"training waits for samples {idle:.0%} of the time" if idle >= 0.005 else NO_WAIT
-    if not status["nodes_alive"] and not status["finished"]:
+    if not status["nodes_alive"]:
         waits = FIRST_NODE
     yield f"Demand: {waits}; {left}"
     yield from forecast.lines(status, rows, price=price, unit=unit, speed=speed)
@@ -68,7 +71,27 @@ def understood(
     return ["".join(letter if letter.isprintable() else "?" for letter in line) for line in said]
 
 
-async def print_preview(settings: MemberSettings, key: NodeKey) -> list[str]:
+class RoundPreview(NamedTuple):
+    """Public figures of a round before it is joined, as text."""
+
+    lines: list[str]
+    why_not: str = ""
+    """Reason why it cannot be joined now; empty if nothing speaks against it."""
+
+
+def why_not(status: Mapping[str, Any], price: int, unit: Unit, findings: Sequence[report.CheckResult] = ()) -> str:
+    """Return why a round cannot be joined now: it is finished, pays less, or the disk is full; empty if nothing is."""
+    maximum = status.get("max_price_micros_per_mtok")
+    if status.get("finished") is True:
+        return "the round is finished, and gives no more work"
+    if isinstance(maximum, int) and price > maximum:
+        return f"it pays at most {unit.price(maximum)}, and you ask {unit.price(price)}"
+    wanted = ("disk", report.CheckState.FAIL)
+    full = next((finding for finding in findings if (finding.check, finding.state) == wanted), None)
+    return f"{full.said} {full.next_step}".rstrip(".") if full else ""
+
+
+async def preview_round(settings: MemberSettings, key: NodeKey) -> RoundPreview:
     """Return demand, earnings and the checks of the model; raise an error without a trusted answer."""
     with trio.move_on_after(PATIENCE_S):
         return await _describe_round(settings.join, settings, key)
@@ -101,7 +124,7 @@ async def published(settings: MemberSettings, key: NodeKey) -> Published:
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
-async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeKey) -> list[str]:
+async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeKey) -> RoundPreview:
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
         status, rows = await coordinator.status(), await coordinator.leaderboard()
@@ -115,12 +138,9 @@ async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeK
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (cards.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
     about = [f"{name.capitalize()}: {text}" for name, text in description_texts(round_).items()]
-    return (
-        about
-        + said
-        + [
-            f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
-            for finding in findings
-            if finding.state != report.CheckState.SKIP
-        ]
-    )
+    checks = [
+        f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
+        for finding in findings
+        if finding.state != report.CheckState.SKIP
+    ]
+    return RoundPreview(about + said + checks, why_not(status, settings.price_micros_per_mtok, unit, findings))

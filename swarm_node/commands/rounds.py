@@ -24,14 +24,16 @@ from swarm_node.commands.options import (
     BestOptions,
     DirectoryPlaces,
     Home,
-    HomeOfRound,
     PriceOption,
+    WholeSentences,
 )
 
 if TYPE_CHECKING:
     from swarm_node.ledger.directories import Directories
 
-app = typer.Typer(help="Publish a signed list of rounds.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=WholeSentences, help="Publish a signed list of rounds.", no_args_is_help=True, add_completion=False
+)
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
 
@@ -60,7 +62,7 @@ def rounds(
         ),
     ],
     price: PriceOption = PRICE_DEFAULT_MICROS_PER_MTOK,
-    home: HomeOfRound = DEFAULT_HOME,
+    home: Annotated[Path, typer.Option(help="The node's folder, which remembers the directories.")] = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
     """List the rounds of the directories that you trust: purpose, model, price, payouts, and whether they fit here.

@@ -79,6 +79,7 @@ def _another_round(join: JoinString, option: str) -> UntrustedRoot:
 async def _fetch(urls: list[str]) -> JoinString:
     """Fetch the first root document of the first URL that answers."""
     failure: SwarmError | None = None
+    silent = 0
     for url in urls:
         # The owner typed this address, so it may be in the own network.
         origin = open_origin(f"{url}/v1", own_network=True, patience=PATIENCE)
@@ -86,6 +87,7 @@ async def _fetch(urls: list[str]) -> JoinString:
             root = await origin.document(ROOT, limits.METADATA_MAX_BYTES)
         except SwarmError as error:
             failure = failure or error
+            silent += isinstance(error, Unreachable)
             continue
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
@@ -94,4 +96,8 @@ async def _fetch(urls: list[str]) -> JoinString:
             return JoinString(url, fingerprint(root))
         failure = Unreachable(f"{url} serves no round.", hint="Check the address, or ask the operator for it.")
     assert failure is not None
+    if silent == len(urls):  # in the words of the owner, who typed no path and perhaps no scheme
+        said = failure.message.replace(f"{urls[0]}/v1 ", f"{urls[0]} ")
+        others = (f" {url} does not answer, either." for url in urls[1:])
+        raise Unreachable(f"{said}{''.join(others)}", hint=failure.hint)
     raise failure

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -21,6 +22,7 @@ from protocol import limits
 from protocol.errors import AgentTooOld, NotFound, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.policy.description import RoundDescription
+from protocol.text.money import Unit
 from protocol.text.plain import one_line
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
@@ -206,10 +208,20 @@ async def earnings(answer: RoundAnswer, join: JoinString, home: Path) -> CheckRe
     """Estimate the earnings at the default price, or at the highest that the round pays if that is lower."""
     status, rows = await answer.coordinator.status(), await answer.coordinator.leaderboard()
     unit = await round_unit(answer.coordinator.origin, join.round_id)
+    return judge_earnings(status, rows, unit, forecast.find_speed(round_folder(home, join)))
+
+
+def judge_earnings(
+    status: dict[str, Any], rows: list[dict[str, Any]], unit: Unit, speed: forecast.MeasuredSpeed | None
+) -> CheckResult:
+    """Judge what this machine may earn by the coordinator's figures, which are not signed; nothing after the end."""
     try:
+        if status["finished"]:
+            reached = f"update {int(status['update'])} of {int(status['max_updates'])}"
+            step = "Join another round: `swarm-node rounds` lists those of a directory."
+            return fail("earnings", "The round is finished: it gives no more work.", reached, step)
         usual = limits.PRICE_DEFAULT_MICROS_PER_MTOK
         price = min(usual, int(status.get("max_price_micros_per_mtok", usual)))
-        speed = forecast.find_speed(round_folder(home, join))
         told = dict(line.split(": ", 1) for line in forecast.lines(status, rows, price=price, unit=unit, speed=speed))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return skip("earnings", "This version of swarm-node cannot read the coordinator's figures.")

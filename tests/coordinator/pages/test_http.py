@@ -53,7 +53,7 @@ class TestAmounts:
         text = (await (await served.client.get(f"/nodes/{EARNER}")).text()).split('id="earnings"')[1]
         assert "<dt>rate</dt><dd>Too early for a rate" in text
         assert "<dt>paid to the owner</dt><dd>nothing yet" in text
-        assert "no date is announced; for balances of 1.00 credits or more" in text
+        assert "not scheduled (minimum balance 1.00 credits)" in text
 
     async def test_rates_are_public_json_in_micro_units(self, served: Served) -> None:
         told = await (await served.client.get(f"/v1/owners/{EARNER}/rates")).json()

@@ -183,6 +183,10 @@ async def test_a_machine_without_any_engine_fails_and_names_what_to_install() ->
     found = await engines(EngineOptions(), lambda: bare)
     assert states(*found) == ["skip", "skip", "skip", "fail"]
     assert "pip install" in found[-1].next_step
+    rows = [next(report.lines(finding)) for finding in found[:-1]]
+    for finding, row in zip(found[:-1], rows, strict=True):
+        assert row == f"skip  {finding.check:<12} {finding.said}", "the column holds the longest name"
+        assert not finding.said.startswith(f"{finding.check.removeprefix('engine ')}: "), "the name stands once"
 
 
 @pytest.mark.trio

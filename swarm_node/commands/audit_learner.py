@@ -57,13 +57,14 @@ def audit_learner(
     """
     import trio
 
+    from swarm_node.commands.each_round import the_only
     from swarm_node.coordinator_api import last_round
 
     if (update is None) == (count is None):
         raise ConfigInvalid("Give either --update or --random.", hint="For example: --random 1")
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         raise ConfigInvalid("A replay needs torch.", hint="pip install 'echo-swarm[learner]'")
-    join = last_round.chosen(join_string, home)
+    join = the_only(last_round.all_chosen(join_string, home), "a replay")
     with ExitStack() as stack:
         place = save or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-swarm-updates-")))
         folders = trio.run(_fetch, join, update, count, place, typer.echo)
@@ -96,7 +97,10 @@ async def _fetch(
         files = Origin(f"{join.url}/v1", client, COORDINATORS)
         log = log_verify.ReadLog()
         result = await log_verify.verify(LogReader(files), join.round_id, Witnesses(), lambda *_: None, log)
-        say(f"the log of {counted(result.entries, 'entry', 'entries')} is sound, signed root {result.root[:16]}…")
+        say(
+            f"the log of {join.url} is sound: {counted(result.entries, 'entry', 'entries')}, "
+            f"signed root {result.root[:16]}…"
+        )
         folders = []
         for number in await choose(files, log, update, count):
             folder = place / f"update-{number}"

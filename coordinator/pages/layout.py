@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.pages import words
 from coordinator.pages.pictures import portrait
 from coordinator.pages.site import SOFTWARE, Site
-from coordinator.reports.health import IDLE_MAX
+from coordinator.reports.health import IDLE_MAX, UPDATES_LATELY
 from protocol.text.html import Markup, el
 
 PLACES = {"/": "Overview", "/training": "Training", "/leaderboard": "Leaderboard", "/entries": "Ledger"}
@@ -50,7 +50,8 @@ def document(title: str, place: str, site: Site, *main: Any, heading: bool = Tru
     links = (el("a", name, href=href, aria_current="page" if href == place else None) for href, name in PLACES.items())
     brand = el("a", _logo(), el("bdi", site.title), href="/", class_="brand", title=site.title)
     join = el("a", "Join", href="/join", class_="button", aria_current="page" if place == "/join" else None)
-    header = el("header", el("div", brand, el("nav", links, aria_label="Pages"), join, class_="top"))
+    invitation = None if site.finished else join
+    header = el("header", el("div", brand, el("nav", links, aria_label="Pages"), invitation, class_="top"))
     skip = el("a", "Skip to content", href="#main", class_="skip")
     top = el("h1", title) if heading else None
     body = el("body", skip, header, el("main", top, *main, id="main", tabindex="-1"), _footer(site))
@@ -175,7 +176,7 @@ def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, score: str = 
         "update": f"{status['update']} / {status['max_updates']}",
         "last update": words.DASH if (age := status["update_age_s"]) is None else words.ago(int(1000 * age) + age_ms),
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
-        "learner idle": words.percent(status["learner_idle_share_lately"]),
+        "learner idle": f"{words.percent(status['learner_idle_share_lately'])} in {UPDATES_LATELY} updates",
         "score": score,
     }
     return live("strip", aged(age_ms), wanted(status), facts(figures))

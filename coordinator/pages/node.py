@@ -114,7 +114,7 @@ def _facts(node: NodeFigures) -> Markup:
         "owner": owner,
         "state": el("span", line.state, class_=f"state {line.state}"),
         "last seen": words.ago(node.now_ms - line.last_seen_ms),
-        "score": words.sum_of(unit, line.score_micros),
+        "recent credit": words.money(unit, line.score_micros),
         "credit": words.money(unit, line.posted_micros),
         "pending": words.money(unit, line.pending_micros),
         "void": words.money(unit, line.voided_micros),

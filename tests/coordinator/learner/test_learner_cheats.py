@@ -331,7 +331,9 @@ def test_an_update_that_was_not_drawn_is_refused_with_those_that_were(played: Pl
     log = played.play().read()
     with pytest.raises(ConfigInvalid, match="has not drawn update 4") as refused:
         trio.run(audit_learner.choose, played.log, log, UPDATES, None)
-    assert "Drawn are: 1, 2." in refused.value.hint
+    assert "The newest updates that were drawn: 1, 2." in refused.value.hint
+    with pytest.raises(ConfigInvalid, match=f"no update 9999 yet: the newest is {UPDATES}"):
+        trio.run(audit_learner.choose, played.log, log, 9999, None)
     assert trio.run(audit_learner.choose, played.log, log, None, 5) == [1, 2]
 
 

@@ -23,7 +23,7 @@ COLUMNS: tuple[tuple[str, Column], ...] = (
     ("", Column("name", is_text=True)),
     (
         "score",
-        Column("recent credit", "credit with a half-life of 7 days; the bar compares it with the best"),
+        Column("recent", "recent credit: with a half-life of 7 days; the bar compares it with the best"),
     ),
     ("", Column("24 h", "credit of the last 24 hours, by hour", screen=Screen.DESKTOP)),
     ("credit", Column("credit", "all validated credit", screen=Screen.TABLET)),
@@ -171,7 +171,7 @@ def _lines(board: BoardFigures, wish: Wish) -> tuple[Any, ...]:
     columns = [_sortable(name, column, wish) for name, column in COLUMNS]
     unit = parse_unit(board.status.get("unit"))
     rows = [_cells(place, best, wish.view, unit) for place in shown]
-    order = next(column.title for name, column in COLUMNS if name == wish.sort)
+    order = "recent credit" if wish.sort == "score" else next(each.title for name, each in COLUMNS if name == wish.sort)
     caption = f"{VIEWS[wish.view]}, sorted by {order}; amounts in {unit.name}"
     empty = "No name or id matches this search." if wish.search else EMPTY[wish.view]
     return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from coordinator.pages import board, joining, training
+from coordinator.pages import board, joining, training, verifying
 from coordinator.pages.layout import document
 from coordinator.pages.site import Site
 from coordinator.reports.ranking import RankingLine
@@ -33,6 +33,13 @@ def test_a_round_that_has_ended_invites_nobody() -> None:
     assert "This round has ended" in page
     assert "swarm-node join &quot;" not in page
     assert "install.sh" not in page
+
+
+def test_the_footer_says_which_links_are_data_and_leads_to_the_check_of_the_ledger() -> None:
+    footer = document("Ledger", "/entries", SITE).partition("<footer>")[2]
+    assert '<a href="/v1/status">status as JSON</a>' in footer
+    assert 'href="/verify.html"' in footer
+    assert 'href="/" ' in verifying.render() or 'href="/">' in verifying.render(), "and back"
 
 
 def test_a_visitor_without_a_copy_of_the_software_can_install() -> None:

@@ -1,4 +1,4 @@
-"""What a proof file proves, for `swarm-node ledger check`: a sentence for people, and rows for programs."""
+"""Checks of proof files, for `swarm-node ledger check`: a sentence for people, and rows for programs."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from protocol.text.money import Unit
 from protocol.text.plain import counted, one_line
 
 
-class Proven(NamedTuple):
-    """What a file proves."""
+class FileProof(NamedTuple):
+    """The result of a proof file: what it proves."""
 
     said: str
     rows: list[dict[str, Any]]
 
 
-def prove(data: bytes, round_id: str, file: str, unit: Unit) -> Proven:
+def prove(data: bytes, round_id: str, file: str, unit: Unit) -> FileProof:
     """Check the bytes of `file` and return what they prove about a round; raise an error if they prove nothing."""
     kind = proof.kind_of(data)
     if kind == proof.RECEIPTS:
@@ -28,15 +28,15 @@ def prove(data: bytes, round_id: str, file: str, unit: Unit) -> Proven:
     if kind == payout_proof.KIND:
         line = payout_proof.check(data, round_id)
         said = f"Verified: the signed root of {line.checkpoint.size:,} entries contains {payout_text(line, unit)}."
-        return Proven(said, [payout_row(round_id, line)])
+        return FileProof(said, [payout_row(round_id, line)])
     if kind == proof.FORK:
         earlier, later = proof.check_fork(data, round_id)
         said = f"Verified fork: the ledger's key signed two histories, of {earlier.size:,} and {later.size:,} entries."
-        return Proven(said, [{"kind": "fork", "earlier_size": earlier.size, "later_size": later.size}])
+        return FileProof(said, [{"kind": "fork", "earlier_size": earlier.size, "later_size": later.size}])
     if kind == proof.RECEIPT:
         checkpoint, entries = proof.check_receipt(data, round_id)
         said = f"Verified: the signed root of {checkpoint.size:,} entries contains {_entries(entries, unit)}."
-        return Proven(said, [entry.model_dump() for entry in entries])
+        return FileProof(said, [entry.model_dump() for entry in entries])
     raise ProofInvalid(
         f"{file} is not a receipt or a proof of a payout or a fork.", hint="They are in rounds/ of a node's home."
     )
@@ -64,7 +64,7 @@ def payout_row(round_id: str, line: PayoutLine) -> dict[str, Any]:
     }
 
 
-def _claims(claims: Mapping[str, tuple[Pending, Settlement | None]], unit: Unit) -> Proven:
+def _claims(claims: Mapping[str, tuple[Pending, Settlement | None]], unit: Unit) -> FileProof:
     amounts = defaultdict[str, list[int]](list)
     rows = []
     for claim_id, (pending, settlement) in claims.items():
@@ -74,7 +74,7 @@ def _claims(claims: Mapping[str, tuple[Pending, Settlement | None]], unit: Unit)
             {"claim_id": claim_id, "state": kind, "amount_micros": pending.amount_micros, "node_id": pending.node_id}
         )
     sums = "; ".join(f"{len(each):,} {state}, {unit.exact(sum(each))}" for state, each in sorted(amounts.items()))
-    return Proven(f"Verified: the signed log contains {counted(len(claims), 'claim')}{sums and f': {sums}'}.", rows)
+    return FileProof(f"Verified: the signed log contains {counted(len(claims), 'claim')}{sums and f': {sums}'}.", rows)
 
 
 def _entries(entries: list[Entry], unit: Unit) -> str:

@@ -1,4 +1,4 @@
-"""What single pages say: of a round that has ended, of installing, of figures that have one name each."""
+"""Words of single pages: of a round that has ended, of installing, of figures that have one name each."""
 
 from dataclasses import replace
 from typing import Any

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import typer
 
-from coordinator.commands.asking import ask, launched, run_in_store, stopped_line, stopped_since_ms
+from coordinator.commands.asking import ask, launch_command, launched, run_in_store, stopped_line, stopped_since_ms
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings, Yes, confirm
 from coordinator.config import Config, load
 from coordinator.pages.words import line, readable
@@ -61,7 +61,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         )
     typer.echo(counted(len(rows), "node"))
     if answer is None:
-        typer.echo(stopped_line(config, config_file, stopped_since_ms(config)))
+        typer.echo(stopped_line(config, launch_command(config_file, settings), stopped_since_ms(config)))
 
 
 @app.command(

@@ -66,7 +66,7 @@ def shown_age(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
 def _verdict(status: Mapping[str, Any]) -> Iterator[OverviewPart]:
     """Yield the reason if the round is stopped; else the learner's state and the alarm."""
     if status.get("stopped"):
-        yield OverviewPart("round", (status["stopped"],), "bad")
+        yield OverviewPart("state", (status["stopped"],), "bad")
         return
     learner = status["learner"]
     waits = learner["state"] in ("waits", "will wait", "stands")
@@ -140,7 +140,7 @@ def _round(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"{status['phase']}: {reached}{detail}"
     still = status.get("learner_outgoing_share_lately", 0.0)
     versions = f"saving and publishing {still:.0%} of its time lately, " if still else ""
-    yield f"learner idle {status['learner_idle_share']:.0%} of the whole round, {versions}" + (
+    yield f"the learner waited {status['learner_idle_share']:.0%} of the whole round, {versions}" + (
         f"at work on batch {status['batch']}" if status["batch"] > status["update"] else "no batch under way"
     )
     ages = {"last update": status.get("update_age_s"), "last learner request": status.get("learner_silent_s")}

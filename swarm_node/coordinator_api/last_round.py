@@ -3,7 +3,7 @@
 - `last-round.json` in the home is written when a coordinator has registered the node, whole and readable only by its
   user. A round that never accepted the node does not replace the last one; beside others it is remembered unless it
   refused the node.
-- Commands that need one round mean the first.
+- Commands about the ledger, `earnings` and `why` mean all of them; `bench` and a mirror mean the first.
 - The name that the owner gave is stored, too, with its team. A generated nickname is not: it follows the node's key.
 - So is whether the owner wants the agent's page.
 """

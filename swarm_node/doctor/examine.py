@@ -11,7 +11,7 @@ import stat
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ class Patient:
     listen: str
     options: EngineOptions
     with_engines: bool = True
+    others: tuple[JoinString, ...] = ()
+    """Further rounds that are only asked for an answer and for what can be earned there."""
 
 
 async def examine(patient: Patient, show: Show) -> list[CheckResult]:
@@ -132,6 +134,10 @@ async def examine(patient: Patient, show: Show) -> list[CheckResult]:
             for check, look in (("down", line.down), ("up", line.up)):
                 note(await _try_async(check, partial(look, answer)))
             note(await _try_async("reach", partial(line.reach, answer, patient.listen, patient.home)))
+    for other in patient.others:
+        async with _open_line(replace(patient, join=other), note) as answer:
+            if answer:
+                note(await _try_async("earnings", partial(earnings, answer, other, patient.home)))
     if patient.with_engines:
         note(*await engines.engines(patient.options, this_machine))
     return findings
@@ -157,12 +163,14 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
         answer = None
         try:
             answer = await ask(coordinator, patient.join)
-            note(ok("round", "The coordinator responds, and its root key matches the join string.", _newest(answer)))
+            note(
+                ok("round", f"{patient.join.url} responds, and its root key matches the join string.", _newest(answer))
+            )
         except NotFound as error:
             note(
                 fail(
                     "round",
-                    "A server responds at this address, but it is not a coordinator.",
+                    f"A server responds at {patient.join.url}, but it is not a coordinator.",
                     named(error),
                     "Copy the join string again.",
                 )
@@ -174,7 +182,7 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
             note(
                 fail(
                     "round",
-                    "The coordinator does not respond, or its signatures cannot be verified.",
+                    f"{patient.join.url} does not respond, or its signatures cannot be verified.",
                     named(error),
                     step,
                 )

@@ -59,7 +59,7 @@ NODE_FIELDS = (
         "best_paid_first",
         "Best paid round first",
         about="Of several rounds, the node works first for the one that pays the most per hour of work here. "
-        "Without it, the node works first for the first round in the list of join.",
+        "Otherwise it works first for the first round that you gave to join.",
     ),
     LimitField("vram_share", "Share of the graphics memory", top=1, step=0.05, low=0.05),
     LimitField("turns_mib", "Memory for finished turns", "MiB", top=8192, step=256),

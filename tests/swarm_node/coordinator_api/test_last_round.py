@@ -12,10 +12,12 @@ from swarm_node.base.disk import DiskFailed
 from swarm_node.cli import app
 from swarm_node.commands.next_step import find_next_step
 from swarm_node.coordinator_api import last_round
-from swarm_node.coordinator_api.join_string import parse
+from swarm_node.coordinator_api.join_string import parse, round_folder
 from swarm_node.keys import identity
+from swarm_node.work import lease_log
 
 FIRST = parse(f"http://127.0.0.1:9#{'a' * 64}")
+CLOSED = parse(f"http://127.0.0.1:10#{'c' * 64}")
 SECOND = parse(f"https://swarm.example.org/round#{'b' * 64}")
 
 
@@ -114,6 +116,34 @@ def test_a_command_without_a_join_string_asks_the_round_that_was_joined_last(
     error = failure(*words, home=tmp_path)
     assert isinstance(error, Unreachable)
     assert FIRST.url in str(error)
+
+
+@pytest.mark.parametrize("words", [("verify",), ("payouts",), ("witness",)], ids=" ".join)
+def test_commands_about_the_ledger_name_each_joined_round(tmp_path: Path, words: tuple[str, ...]) -> None:
+    identity.load_or_create(tmp_path / identity.FILE)
+    last_round.record_joined(tmp_path, [FIRST, CLOSED], "")
+    found = CliRunner().invoke(app, ["ledger", *words, "--home", str(tmp_path)])
+    assert found.exit_code == 1
+    for join in (FIRST, CLOSED):
+        assert f"\n{join.url}: " in f"\n{found.stderr}"
+
+
+def test_an_appeal_goes_to_the_round_that_gave_the_lease(tmp_path: Path) -> None:
+    identity.load_or_create(tmp_path / identity.FILE)
+    last_round.record_joined(tmp_path, [FIRST, CLOSED, SECOND], "")
+    folder = round_folder(tmp_path, CLOSED)
+    folder.mkdir(parents=True)
+    (folder / lease_log.FILE).write_text(f"\n{'4' * 32} {'d' * 64}")
+    assert CLOSED.url in str(failure("appeal", "4" * 32, home=tmp_path))
+
+
+@pytest.mark.parametrize("words", [("ledger", "verify", "--save", "files"), ("audit-learner", "--update", "1")])
+def test_a_command_about_one_round_asks_which_of_several(tmp_path: Path, words: tuple[str, ...]) -> None:
+    if words[0] == "audit-learner":
+        pytest.importorskip("torch")
+    last_round.record_joined(tmp_path, [FIRST, SECOND], "")
+    error = failure(*words, home=tmp_path)
+    assert f"has joined 2 rounds ({FIRST.url}, {SECOND.url})" in str(error)
 
 
 @COMMANDS

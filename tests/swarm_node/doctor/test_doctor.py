@@ -211,12 +211,15 @@ async def test_a_round_that_does_not_answer_is_a_finding_and_the_machine_is_exam
 ) -> None:
     join = JoinString("http://127.0.0.1:9", "0" * 64)
     told: list[CheckResult] = []
-    patient = Patient(tmp_path, join, "127.0.0.1:0", EngineOptions(), with_engines=False)
+    other = JoinString("http://127.0.0.1:10", "1" * 64)
+    patient = Patient(tmp_path, join, "127.0.0.1:0", EngineOptions(), with_engines=False, others=(other,))
     with trio.fail_after(60):
         found = await examine(patient, told.append)
     assert found == told
     by_name = {finding.check: finding.state for finding in found}
     assert by_name["round"] is CheckState.FAIL
+    rounds = [finding.said.partition(" ")[0] for finding in found if finding.check == "round"]
+    assert rounds == [join.url, other.url]
     assert {by_name[name] for name in ("clock", "down", "up", "reach")} == {CheckState.SKIP}
     assert by_name["disk"] is CheckState.OK
     assert report.failed(found)

@@ -146,6 +146,11 @@ LIMITS = (
 )
 
 
+def test_the_order_of_rounds_is_explained_in_whole_sentences() -> None:
+    (field,) = (field for field in NODE_FIELDS if field.name == "best_paid_first")
+    assert field.about.endswith("Otherwise it works first for the first round that you gave to join.")
+
+
 @pytest.mark.parametrize("limits", LIMITS)
 def test_a_form_that_nobody_touched_changes_nothing(limits: Limits) -> None:
     assert changed_fields(inputs_of(limits_form("/p/limits", limits))) == {}

@@ -172,6 +172,8 @@ class Governor:
         self._measured: dict[str, Any] = {}
         self.leaving = trio.Event()
         """Set by `leave`, and when a finishing node has no work left."""
+        self.left_by = ""
+        """The signal that ends the agent; empty if none came."""
         self.next_round = ""
         """Join string of the round that the node moves to when it has finished; empty: it ends."""
         self.cards = gpu.GpuProbe()

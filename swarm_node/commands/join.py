@@ -89,8 +89,9 @@ def join(
     """Take part in a round until it is finished, or in several; Ctrl-C leaves cleanly, and joining again continues.
 
     The node makes its key at the first start, registers, downloads and verifies the newest version, and samples.
-    Ctrl-C gives leases back; finished work waits in the outbox. Two agents on one machine need two values of
-    --home. With --best, the round is chosen from directories (`swarm-node rounds`), proved by its log, and confirmed.
+    Ctrl-C sends finished work and returns the other leases; work that cannot be sent waits in the outbox for the next
+    start. A second Ctrl-C stops at once. Two agents on one machine need two values of --home. With --best, the round is
+    chosen from directories (`swarm-node rounds`), proved by its log, and confirmed.
 
     With several join strings the node works for the first round that has work. When that one has none, it continues
     with the next one at once, and returns when an earlier one has work again. A base that they share is fetched once.
@@ -422,3 +423,8 @@ def _say(earnings: "RunEarnings", as_json: bool, *, named: bool) -> None:
         f"Accepted {counted(earnings.accepted, 'rollout')} of {earnings.tokens:,} tokens, "
         f"worth {worth}" + (f"; rejected: {rejected}." if rejected else ".")
     )
+    if earnings.unsent:
+        typer.echo(
+            f"Not sent: {counted(earnings.unsent, 'finished rollout')}. Run `swarm-node join` again soon: it sends "
+            "them, and the coordinator accepts them until their leases expire."
+        )

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from dataclasses import asdict
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -52,10 +52,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error, 2 wrong usage."
+EXIT_CODES = (
+    "Exit codes: 0 the round is finished, or Ctrl-C ended the agent, 1 error, 2 wrong usage, 130 Ctrl-C before the "
+    "agent started."
+)
+INTERRUPTED = 130
+"""Exit code of shells for a program that SIGINT ended."""
+
+
+def interruptible(command: "Callable[..., None]") -> "Callable[..., None]":
+    """Return the command with one sentence for Ctrl-C before the start of the agent, which handles signals itself."""
+
+    @wraps(command)
+    def run(*values: Any, **options: Any) -> None:
+        try:
+            command(*values, **options)
+        except KeyboardInterrupt:
+            typer.echo("Stopped by Ctrl-C before the node joined the round.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
 
 
 @with_option_groups
+@interruptible
 def join(
     join_strings: JoinTargets = None,
     *,
@@ -164,6 +184,7 @@ def _run(
 
 
 @with_option_groups
+@interruptible
 def mirror(
     join_string: JoinTarget = "",
     *,

@@ -48,6 +48,19 @@ def test_several_rounds_are_remembered_in_their_order(tmp_path: Path) -> None:
     assert last_round.find_by_url(tmp_path, [FIRST.url]) == FIRST
 
 
+@pytest.mark.parametrize("text", ["http://127.0.0.1:9", "127.0.0.1:9", "http://127.0.0.1:9/"])
+def test_the_address_of_a_joined_round_means_that_round(tmp_path: Path, text: str) -> None:
+    last_round.record_joined(tmp_path, [SECOND, FIRST], "")
+    assert last_round.chosen(text, tmp_path) == FIRST
+
+
+def test_the_address_of_another_round_needs_the_fingerprint_and_the_hint_shows_where(tmp_path: Path) -> None:
+    last_round.record_joined(tmp_path, [SECOND], "")
+    with pytest.raises(ConfigInvalid, match=r"^rounds\.example\.org is the address of a round") as refused:
+        last_round.chosen("rounds.example.org", tmp_path)
+    assert "http://rounds.example.org#FINGERPRINT" in refused.value.hint
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"join_string": 3}', '{"join_string": "x", "name": ""}', '"ab"'])
 def test_an_unreadable_record_is_named_and_does_not_prevent_joining(tmp_path: Path, text: str) -> None:
     (tmp_path / last_round.FILE).write_text(text)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from protocol.errors import Unreachable
+from protocol.errors import ConfigInvalid, Unreachable
 from protocol.text.money import Unit
 from protocol.text.plain import counted
 from protocol.wire.signing import NodeKey
@@ -73,6 +73,26 @@ async def print_preview(settings: MemberSettings, key: NodeKey) -> list[str]:
     with trio.move_on_after(PATIENCE_S):
         return await _describe_round(settings.join, settings, key)
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
+
+
+async def ask_before_move(join: JoinString, key: NodeKey) -> None:
+    """Raise an error unless the coordinator responds, serves the round of the join string, and has work to come."""
+    with trio.move_on_after(PATIENCE_S):
+        coordinator = Coordinator(join.url, join.round_id, key)
+        try:
+            return await require_open(coordinator, join)
+        finally:
+            await coordinator.close()
+    raise Unreachable(f"The coordinator at {join.url} did not respond within {PATIENCE_S:.0f} s.")
+
+
+async def require_open(coordinator: Coordinator, join: JoinString) -> None:
+    """Raise an error if the round is finished, or is another one than the join string names."""
+    await round_unit(coordinator.origin, join.round_id)
+    if (await coordinator.status()).get("finished"):
+        raise ConfigInvalid(
+            f"The round at {join.url} is finished: it has no more work.", hint="`swarm-node rounds` lists rounds."
+        )
 
 
 class Published(NamedTuple):

@@ -198,6 +198,18 @@ async def test_a_move_to_the_round_that_the_node_works_for_is_refused(tmp_path: 
         assert (made.finishing, made.next_round) == (False, "")
 
 
+async def test_an_order_that_is_refused_is_not_logged_as_one_that_was_carried_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with agent(tmp_path):
+        with pytest.raises(SwarmError, match="takes part in no round"):
+            await ask(tmp_path, "pause", round_name="127.0.0.1:8799")
+        assert "asked to" not in caplog.text
+        await ask(tmp_path, "pause")
+        assert "asked to pause" in caplog.text
+
+
 async def test_a_snooze_ends_by_itself(tmp_path: Path) -> None:
     async with agent(tmp_path) as made, trio.open_nursery() as nursery:
         assert "paused by you until" in (await ask(tmp_path, "pause", minutes=0.001))["resting"]

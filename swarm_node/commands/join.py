@@ -120,6 +120,7 @@ def join(
     from swarm_node.commands.rounds import choose_best
     from swarm_node.engine.cards import parse_cards
     from swarm_node.engine.choose import choose, this_machine, threads_of
+    from swarm_node.keys import identity
 
     logs.to_stderr(quiet)
     if child:
@@ -127,13 +128,19 @@ def join(
 
         leave_with_parent()
     command = words_of(notify)
-    options = sampling.within(changed(home, limits.typed()))
-    machine = this_machine()
-    choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
+    # What costs nothing is checked first: the form of what was typed, then whether the home is in use.
     wanted = parse_cards(cards)
     trusted = witnesses_of(witness, quorum)
     typed = list(join_strings or [])
     best.require_whole(typed[0] if typed else "")
+    for text in typed:
+        check_form(text)
+    check_settings(name or "-", price, reach.listen, reach.advertise)
+    if not dry_run:
+        identity.require_no_agent(home)
+    options = sampling.within(changed(home, limits.typed()))
+    machine = this_machine()
+    choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
     targets = [choose_best(best, home, price, ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
     while True:
         members = [
@@ -258,6 +265,16 @@ def rounds_of(targets: list[str], home: Path, confirm: ConfirmOptions) -> list[s
             "--phrase and --fingerprint confirm one round.", hint="Give the join strings of the other rounds."
         )
     return [round_of(target, home, confirm) for target in targets]
+
+
+def check_form(target: str) -> None:
+    """Refuse a target that is neither a host nor a join string."""
+    from swarm_node.coordinator_api import join_string, short_join
+
+    if short_join.is_short(target):
+        short_join.urls_of(target)
+    else:
+        join_string.parse(target)
 
 
 def require_several(members: "Sequence[member.MemberSettings]") -> None:

@@ -25,7 +25,7 @@ ROOT = "1.root.json"
 FINGERPRINT_DIGITS = 64
 
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{FINGERPRINT_DIGITS}}}")
-_HOST = re.compile(r"(https?://)?[A-Za-z0-9_.:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
+_HOST = re.compile(r"(https?://|(?!.*://))[A-Za-z0-9_.:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,20 @@ def test_a_member_without_a_join_string_starts_in_the_last_round(tmp_path: Path,
     assert isinstance(failure(command, "--quiet", *engine, home=tmp_path), DiskFailed)
 
 
+def test_a_home_in_use_is_refused_before_any_round_is_asked(tmp_path: Path) -> None:
+    with identity.only_agent(tmp_path):
+        found = CliRunner().invoke(app, ["join", str(FIRST), "--engine", "torch", "--home", str(tmp_path)])
+    assert str(found.exception).startswith(f"Another agent is running in {tmp_path}.")
+    assert "Demand" not in found.output
+    assert not (tmp_path / identity.FILE).exists(), "nothing was done before"
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:9#0123", "ftp://127.0.0.1"])
+def test_a_broken_join_string_is_refused_before_the_machine_is_examined(tmp_path: Path, target: str) -> None:
+    error = failure("join", target, "--engine", "llama", "--dtype", "exact", home=tmp_path)
+    assert "join string" in str(error)
+
+
 def test_members_get_the_given_name_then_the_last_one_then_a_nickname(tmp_path: Path) -> None:
     from swarm_node.commands.join import build_member
     from swarm_node.commands.options import ReachOptions

@@ -111,7 +111,7 @@ def move(
     import trio
 
     from swarm_node.commands import preview
-    from swarm_node.commands.join import round_of
+    from swarm_node.commands.targets import round_of
     from swarm_node.coordinator_api.join_string import parse
     from swarm_node.keys import identity
     from swarm_node.ledger.directories import Directories

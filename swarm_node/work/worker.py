@@ -37,7 +37,7 @@ from protocol.errors import DiskFull, EngineFailed, OwnerBanned, SwarmError, Unr
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest
 from swarm_node.base.trouble import Trouble
-from swarm_node.base.waiting import EitherEvent, Interrupt, finish_when_cancelled, first_of
+from swarm_node.base.waiting import EitherEvent, Interrupt, Stoppable, finish_when_cancelled, first_of
 from swarm_node.engine.messages import GroupFailed, GroupGrown, SampleRequest
 from swarm_node.versions.fetcher import HeldVersion
 from swarm_node.versions.follower import PolicyFollower
@@ -98,7 +98,7 @@ class Worker:
         self._phase = Phase.OFFLINE
         self.finished = trio.Event()
         """Set when the coordinator says that the round has ended."""
-        self._running, self._ended = trio.CancelScope(), trio.Event()
+        self._running = Stoppable()
 
     @property
     def phase(self) -> Phase:
@@ -117,18 +117,15 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the round is finished, or `stop` is called."""
-        try:
-            with self._running:
-                await self._run()
-        finally:
-            await self.leases.return_all()
-            self.engine.turn.release()
-            self._ended.set()
+        await self._running.run(self._run, self._end)
 
     async def stop(self) -> None:
         """End `run`, and return the leases that it has not answered; what is stored stays in the outbox."""
-        self._running.cancel()
-        await self._ended.wait()
+        await self._running.stop()
+
+    async def _end(self) -> None:
+        await self.leases.return_all()
+        self.engine.turn.release()
 
     async def _run(self) -> None:
         while not self.finished.is_set():
@@ -329,7 +326,7 @@ class Worker:
     def _can_start_turn(self, lease: Lease) -> bool:
         """Return True if a turn may be started: with the loaded version, and while work is permitted."""
         may_work = self._gate.decision.may_work and not self.engine.turn.is_overdue
-        ends = self.finished.is_set() or self._running.cancel_called
+        ends = self.finished.is_set() or self._running.is_stopped
         return lease.version == self.engine.version and may_work and not ends
 
     async def _start_turns(self) -> None:

@@ -3,9 +3,8 @@
 import json
 import logging
 import os
-import sys
 from dataclasses import asdict
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -40,6 +39,7 @@ from swarm_node.commands.options import (
     check_settings,
     words_of,
 )
+from swarm_node.commands.targets import check_form, round_of, rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,10 +53,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error, 2 wrong usage."
+EXIT_CODES = (
+    "Exit codes: 0 the round is finished, or Ctrl-C ended the agent, 1 error, 2 wrong usage, 130 Ctrl-C before the "
+    "agent started."
+)
+INTERRUPTED = 130
+"""Exit code of shells for a program that SIGINT ended."""
+
+
+def interruptible(command: "Callable[..., None]") -> "Callable[..., None]":
+    """Return the command with one sentence for Ctrl-C before the start of the agent, which handles signals itself."""
+
+    @wraps(command)
+    def run(*values: Any, **options: Any) -> None:
+        try:
+            command(*values, **options)
+        except KeyboardInterrupt:
+            typer.echo("Stopped by Ctrl-C before the node joined the round.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
 
 
 @with_option_groups
+@interruptible
 def join(
     join_strings: JoinTargets = None,
     *,
@@ -90,8 +110,9 @@ def join(
     """Take part in a round until it is finished, or in several; Ctrl-C leaves cleanly, and joining again continues.
 
     The node makes its key at the first start, registers, downloads and verifies the newest version, and samples.
-    Ctrl-C gives leases back; finished work waits in the outbox. Two agents on one machine need two values of
-    --home. With --best, the round is chosen from directories (`swarm-node rounds`), proved by its log, and confirmed.
+    Ctrl-C sends finished work and returns the other leases; work that cannot be sent waits in the outbox for the next
+    start. A second Ctrl-C stops at once. Two agents on one machine need two values of --home. With --best, the round is
+    chosen from directories (`swarm-node rounds`), proved by its log, and confirmed.
 
     With several join strings the node works for the first round that has work. When that one has none, it continues
     with the next one at once, and returns when an earlier one has work again. A base that they share is fetched once.
@@ -100,6 +121,7 @@ def join(
     from swarm_node.commands.rounds import choose_best
     from swarm_node.engine.cards import parse_cards
     from swarm_node.engine.choose import choose, this_machine, threads_of
+    from swarm_node.keys import identity
 
     logs.to_stderr(quiet)
     if child:
@@ -107,13 +129,19 @@ def join(
 
         leave_with_parent()
     command = words_of(notify)
-    options = sampling.within(changed(home, limits.typed()))
-    machine = this_machine()
-    choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
+    # What costs nothing is checked first: the form of what was typed, then whether the home is in use.
     wanted = parse_cards(cards)
     trusted = witnesses_of(witness, quorum)
     typed = list(join_strings or [])
     best.require_whole(typed[0] if typed else "")
+    for text in typed:
+        check_form(text)
+    check_settings(name or "-", price, reach.listen, reach.advertise)
+    if not dry_run:
+        identity.require_no_agent(home)
+    options = sampling.within(changed(home, limits.typed()))
+    machine = this_machine()
+    choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
     targets = [choose_best(best, home, price, ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
     while True:
         members = [
@@ -172,6 +200,7 @@ def _run(
 
 
 @with_option_groups
+@interruptible
 def mirror(
     join_string: JoinTarget = "",
     *,
@@ -245,19 +274,6 @@ def verdict_line(why_not: str) -> str:
     return "This machine can join this round. To take part, run the same command without --dry-run."
 
 
-def rounds_of(targets: list[str], home: Path, confirm: ConfirmOptions) -> list[str]:
-    """Return the join strings of the rounds to take part in; without a target, of those that were joined last."""
-    from swarm_node.coordinator_api import last_round
-
-    if not targets:
-        return [str(join) for join in last_round.all_chosen("", home)]
-    if len(targets) > 1 and confirm != ConfirmOptions():
-        raise ConfigInvalid(
-            "--phrase and --fingerprint confirm one round.", hint="Give the join strings of the other rounds."
-        )
-    return [round_of(target, home, confirm) for target in targets]
-
-
 def require_several(members: "Sequence[member.MemberSettings]") -> None:
     """Refuse a round that is named twice, too many rounds, and one address for several."""
     from protocol.people.addresses import host_and_port
@@ -276,33 +292,6 @@ def require_several(members: "Sequence[member.MemberSettings]") -> None:
         raise ConfigInvalid(
             "Each round needs a port of its own.", hint="Leave --advertise out, and --listen too, or give it port 0."
         )
-
-
-def round_of(target: str, home: Path, confirm: ConfirmOptions) -> str:
-    """Return the join string of a host, once the owner has confirmed it; other targets stay as they are."""
-    import trio
-
-    from swarm_node.coordinator_api import last_round, short_join
-
-    if not short_join.is_short(target):
-        if confirm != ConfirmOptions():
-            raise ConfigInvalid(
-                "--phrase and --fingerprint confirm the round of a host.",
-                hint="A join string contains the fingerprint: leave these options out.",
-            )
-        return target
-    if confirm == ConfirmOptions() and (known := last_round.find_by_url(home, short_join.urls_of(target))):
-        return str(known)
-    ask = _ask_owner if sys.stdin.isatty() and sys.stderr.isatty() else None
-    proof = short_join.Proof(confirm.phrase, confirm.fingerprint, ask)
-    return str(trio.run(short_join.find_round, target, proof))
-
-
-def _ask_owner(url: str, phrase: str) -> bool:
-    """Show the phrase of a round, and return True if the owner confirms it."""
-    typer.echo(f"{url} serves the round with this phrase:\n\n    {phrase}\n", err=True)
-    typer.echo("Compare it with the phrase that the operator gave you another way than by this address.", err=True)
-    return typer.confirm("Are all six words the same?", default=False, err=True)
 
 
 def build_member(
@@ -453,3 +442,8 @@ def _say(earnings: "RunEarnings", as_json: bool, *, named: bool) -> None:
         f"Accepted {counted(earnings.accepted, 'rollout')} of {counted(earnings.tokens, 'token')}, worth {worth}; "
         f"{rejected_text(earnings.rejected)}."
     )
+    if earnings.unsent:
+        typer.echo(
+            f"Not sent: {counted(earnings.unsent, 'finished rollout')}. Run `swarm-node join` again soon: it sends "
+            "them, and the coordinator accepts them until their leases expire."
+        )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from protocol.errors import Unreachable
+from protocol.errors import ConfigInvalid, Unreachable
 from protocol.text.money import Unit
 from protocol.text.plain import counted
 from protocol.wire.signing import NodeKey
@@ -19,6 +19,7 @@ from swarm_node.doctor import cards, forecast, report
 from swarm_node.doctor.examine import ask, config_bytes, description_texts, weights_bytes
 from swarm_node.doctor.forecast import MeasuredSpeed
 from swarm_node.engine.precision import Model, describe_model
+from swarm_node.keys import identity
 from swarm_node.machine import gpu
 from swarm_node.member import MemberSettings
 from swarm_node.versions.updater import round_unit
@@ -30,6 +31,9 @@ CLASSES_MAX = 16
 
 NO_WAIT = "low; training is not waiting for samples now"
 FIRST_NODE = "high; no node works here, and training waits for the first one"
+IN_USE_MS = 15_000
+"""Age of a heartbeat up to which its agent probably still runs."""
+
 LABELS = {"disk": "Disk", "vram": "GPU memory"}
 
 
@@ -98,6 +102,26 @@ async def preview_round(settings: MemberSettings, key: NodeKey) -> RoundPreview:
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
+async def ask_before_move(join: JoinString, key: NodeKey) -> None:
+    """Raise an error unless the coordinator responds, serves the round of the join string, and has work to come."""
+    with trio.move_on_after(PATIENCE_S):
+        coordinator = Coordinator(join.url, join.round_id, key)
+        try:
+            return await require_open(coordinator, join)
+        finally:
+            await coordinator.close()
+    raise Unreachable(f"The coordinator at {join.url} did not respond within {PATIENCE_S:.0f} s.")
+
+
+async def require_open(coordinator: Coordinator, join: JoinString) -> None:
+    """Raise an error if the round is finished, or is another one than the join string names."""
+    await round_unit(coordinator.origin, join.round_id)
+    if (await coordinator.status()).get("finished"):
+        raise ConfigInvalid(
+            f"The round at {join.url} is finished: it has no more work.", hint="`swarm-node rounds` lists rounds."
+        )
+
+
 class Published(NamedTuple):
     """Published description of a round's model."""
 
@@ -138,9 +162,32 @@ async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeK
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (cards.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
     about = [f"{name.capitalize()}: {text}" for name, text in description_texts(round_).items()]
-    checks = [
-        f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
-        for finding in findings
-        if finding.state != report.CheckState.SKIP
+    in_use = [] if identity.has_agent(settings.home) else key_in_use(status, rows, key.node_id)
+    checks = [finding_line(each) for each in findings if each.state != report.CheckState.SKIP]
+    return RoundPreview(about + said + checks + in_use, why_not(status, settings.price_micros_per_mtok, unit, findings))
+
+
+def finding_line(finding: report.CheckResult) -> str:
+    """Return a finding as a line of text; one that is not good is a warning with its next step."""
+    line = f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
+    return line if finding.state is report.CheckState.OK else f"WARNING: {line}. {finding.next_step}".rstrip()
+
+
+def key_in_use(status: dict[str, Any], rows: list[dict[str, Any]], node_id: str) -> list[str]:
+    """Return a warning if a node with this key was active just now, though no agent runs in this home."""
+    try:
+        ago_ms = [status["as_of_ms"] - row["last_seen_ms"] for row in rows if _is_active(row, node_id)]
+        if not ago_ms or min(ago_ms) > IN_USE_MS:
+            return []
+        ago_s = max(0, int(min(ago_ms))) // 1000
+    except (LookupError, TypeError, ValueError):  # the coordinator's answer is not signed
+        return []
+    return [
+        f"WARNING: Key: an agent with this node's key was active {ago_s} s ago, and none runs in this folder. Two "
+        "agents with one key replace each other's name and address. If one runs on another machine, stop it, or remove "
+        "the copied node.key there: the next start makes a new key."
     ]
-    return RoundPreview(about + said + checks, why_not(status, settings.price_micros_per_mtok, unit, findings))
+
+
+def _is_active(row: dict[str, Any], node_id: str) -> bool:
+    return bool(row["node_id"] == node_id and row["phase"] != "left")

@@ -12,7 +12,7 @@ from protocol.text.money import Unit
 from protocol.wire.signing import NodeKey
 from swarm_node.cli import app
 from swarm_node.commands.join import verdict_line
-from swarm_node.commands.preview import lines, understood, why_not
+from swarm_node.commands.preview import finding_line, key_in_use, lines, understood, why_not
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.doctor import report
 from swarm_node.doctor.examine import description_texts, judge_earnings
@@ -44,6 +44,23 @@ def test_the_range_goes_from_the_slow_quarter_as_busy_as_now_to_the_fast_quarter
     found = forecast(STATUS, rows, price=1_000_000, unit=EUR)
     assert (found.low, found.high, found.unknown) == (int(175 * 0.5 * 3600), (325 * 3600), "")
     assert "Rough" in found.basis
+
+
+def test_a_key_that_is_active_elsewhere_is_warned_of_and_one_that_left_is_not() -> None:
+    me = row(100) | {"node_id": "me"}
+    (said,) = key_in_use(STATUS, [row(1) | {"node_id": "other"}, me | {"last_seen_ms": NOW_MS - 3000}], "me")
+    assert said.startswith("WARNING: Key: an agent with this node's key was active 3 s ago")
+    for row_ in (me | {"phase": "left"}, me | {"last_seen_ms": NOW_MS - 16_000}, me | {"node_id": "other"}):
+        assert key_in_use(STATUS, [row_], "me") == []
+    assert key_in_use({}, [me], "me") == []
+    assert key_in_use(STATUS, [{}], "me") == []
+
+
+def test_a_full_disk_is_a_warning_with_its_step_and_small_sizes_are_not_zero() -> None:
+    full = report.fail("disk", "There is not enough disk space.", "12 MB free, 1.07 GB needed", "Free some space.")
+    said = "WARNING: Disk: There is not enough disk space. 12 MB free, 1.07 GB needed. Free some space."
+    assert finding_line(full) == said
+    assert finding_line(report.ok("disk", "Enough.", "2 GB free")) == "Disk: Enough. 2 GB free"
 
 
 def test_nobody_is_promised_more_than_the_budget_has() -> None:

@@ -50,6 +50,19 @@ def test_several_rounds_are_remembered_in_their_order(tmp_path: Path) -> None:
     assert last_round.find_by_url(tmp_path, [FIRST.url]) == FIRST
 
 
+@pytest.mark.parametrize("text", ["http://127.0.0.1:9", "127.0.0.1:9", "http://127.0.0.1:9/"])
+def test_the_address_of_a_joined_round_means_that_round(tmp_path: Path, text: str) -> None:
+    last_round.record_joined(tmp_path, [SECOND, FIRST], "")
+    assert last_round.chosen(text, tmp_path) == FIRST
+
+
+def test_the_address_of_another_round_needs_the_fingerprint_and_the_hint_shows_where(tmp_path: Path) -> None:
+    last_round.record_joined(tmp_path, [SECOND], "")
+    with pytest.raises(ConfigInvalid, match=r"^rounds\.example\.org is the address of a round") as refused:
+        last_round.chosen("rounds.example.org", tmp_path)
+    assert "http://rounds.example.org#FINGERPRINT" in refused.value.hint
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"join_string": 3}', '{"join_string": "x", "name": ""}', '"ab"'])
 def test_an_unreadable_record_is_named_and_does_not_prevent_joining(tmp_path: Path, text: str) -> None:
     (tmp_path / last_round.FILE).write_text(text)
@@ -175,6 +188,20 @@ def test_a_member_without_a_join_string_starts_in_the_last_round(tmp_path: Path,
     (tmp_path / "agent.lock").mkdir()
     engine = ("--engine", "torch") if command == "join" else ()
     assert isinstance(failure(command, "--quiet", *engine, home=tmp_path), DiskFailed)
+
+
+def test_a_home_in_use_is_refused_before_any_round_is_asked(tmp_path: Path) -> None:
+    with identity.only_agent(tmp_path):
+        found = CliRunner().invoke(app, ["join", str(FIRST), "--engine", "torch", "--home", str(tmp_path)])
+    assert str(found.exception).startswith(f"Another agent is running in {tmp_path}.")
+    assert "Demand" not in found.output
+    assert not (tmp_path / identity.FILE).exists(), "nothing was done before"
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:9#0123", "ftp://127.0.0.1"])
+def test_a_broken_join_string_is_refused_before_the_machine_is_examined(tmp_path: Path, target: str) -> None:
+    error = failure("join", target, "--engine", "llama", "--dtype", "exact", home=tmp_path)
+    assert "join string" in str(error)
 
 
 def test_members_get_the_given_name_then_the_last_one_then_a_nickname(tmp_path: Path) -> None:

@@ -160,7 +160,9 @@ def test_disks_are_measured_where_the_home_is_and_nothing_stays(tmp_path: Path) 
 
 
 def test_a_full_disk_is_a_finding(tiny_disk: Path) -> None:
-    assert cards.space(tiny_disk, 1).state is CheckState.FAIL
+    finding = cards.space(tiny_disk, 1)
+    assert finding.state is CheckState.FAIL
+    assert not finding.evidence.startswith("0"), "a small rest has its own unit"
     assert cards.speed(tiny_disk).state is CheckState.FAIL
     assert not list(tiny_disk.iterdir())
 

@@ -278,7 +278,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
                 for prompt in prompts
             ],
             terms=round_.terms,
-            max_price=round_.config.market.dearest_micros_per_mtok,
+            dearest_price=round_.config.market.dearest_micros_per_mtok,
             patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )

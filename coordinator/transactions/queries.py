@@ -187,9 +187,9 @@ class Query:
     max_price: int | None = None
     """The highest price of a node that may answer, in micro-units per million tokens; None: the round's."""
 
-    def max_cost_micros(self, terms: LeaseTerms, price: int) -> int:
+    def max_cost_micros(self, terms: LeaseTerms, dearest_price: int) -> int:
         """Return the cost of the dearest answer at a price, or at its own highest price if that is lower."""
-        price = price if self.max_price is None else min(price, self.max_price)
+        price = dearest_price if self.max_price is None else min(dearest_price, self.max_price)
         context = terms.context_tokens_paid(pack_tokens(list(self.prompt)), ())
         return amount(self.samples * self.tokens_max + context, price)
 
@@ -200,13 +200,16 @@ def ask(
     asked: Sequence[Query],
     *,
     terms: LeaseTerms,
-    max_price: int,
+    dearest_price: int,
     patience_ms: int,
     now_ms: int,
     open_max: int = OPEN_MAX,
     key_open_max: int = KEY_OPEN_MAX,
 ) -> list[int]:
-    """Record the queries of one request by an API key, all or none, and return their numbers."""
+    """Record the queries of one request by an API key, all or none, and return their numbers.
+
+    `dearest_price` is the highest price that the round pays, any bonus included.
+    """
     number = api_keys.number_of(connection, key, now_ms=now_ms)
     _end_forgotten(connection, now_ms)
     _require_room(connection, number, len(asked), open_max, key_open_max)
@@ -214,7 +217,7 @@ def ask(
     last, lowest = ends.last or 0, min(0, ends.lowest or 0)
     numbers = list[int]()
     for place, query in enumerate(asked, 1):
-        cost = query.max_cost_micros(terms, max_price)
+        cost = query.max_cost_micros(terms, dearest_price)
         api_keys.reserve(connection, number, cost, terms.unit, now_ms=now_ms)
         row = {
             "number": last + place,

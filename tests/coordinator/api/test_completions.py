@@ -441,17 +441,6 @@ async def test_nobody_answers(tmp_path: Path) -> None:
         assert await queries(served) == ["withdrawn"] * 2
 
 
-async def test_an_unanswered_request_with_a_highest_price_is_advised_to_raise_it(tmp_path: Path) -> None:
-    async with serve(tmp_path, bounds=Bounds(query_s=0.05, query_alive_s=0.01)) as served:
-        await served.publish()
-        key = await make_key(served)
-        for fields, advised in (({}, False), ({"max_price_micros_per_mtok": 1}, True)):
-            _, error = await refused(served, key, **fields)
-            response = await post(served, key, {"model": "swarm", "prompt": "1+2=", "stream": True, **fields})
-            for text in (error["message"], await response.text()):
-                assert ("max_price_micros_per_mtok" in text) == advised, text
-
-
 async def idling(served: Served, *nodes: NodeKey) -> list[asyncio.Task[tuple[Lease, ...]]]:
     """Let the nodes answer all groups for training, each one at least; return their next requests, which are held."""
     for node in nodes:
@@ -570,21 +559,6 @@ async def test_a_query_whose_idle_node_hangs_up_meanwhile_goes_to_the_next(patie
     (lease,) = await stays
     await patient.submit(nodes[1], echoed(patient, nodes[1], lease))
     assert (await waiting)["choices"][0]["text"] == "1+2="
-
-
-async def test_an_idle_node_above_a_querys_price_passes_it_to_a_cheaper_one_and_waits_on(patient: Served) -> None:
-    key, dear, cheap = await make_key(patient), await patient.join(1), await patient.join(2, price_micros_per_mtok=500)
-    waits, gets = await idling(patient, dear, cheap)
-    waiting = asyncio.create_task(ask(patient, key, max_price_micros_per_mtok=500))
-    (lease,) = await gets
-    assert lease.price_micros_per_mtok == 500
-    assert not waits.done()
-    await patient.submit(cheap, echoed(patient, cheap, lease))
-    assert (await waiting)["choices"][0]["text"] == "1+2="
-    waiting = asyncio.create_task(ask(patient, key))
-    (lease,) = await waits
-    await patient.submit(dear, echoed(patient, dear, lease))
-    await waiting
 
 
 async def test_hundreds_of_callers_are_answered_at_once(served: Served) -> None:

@@ -153,7 +153,7 @@ async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuer
             head = asked.head(min(answer.version for answer in found))
             return _json(replies.whole_reply(head, query, asked.prompts, samples))
     except TimeoutError:
-        raise _unanswered(patience_s) from None
+        raise _unanswered(query, patience_s) from None
     finally:
         if not is_answered:
             await asyncio.shield(_withdraw(round_, [number for number in asked.numbers if number not in begun]))
@@ -186,7 +186,7 @@ async def _stream(request: web.Request, asked: AskedQueries, news: News, begun: 
         except TimeoutError:
             if asyncio.get_running_loop().time() > until_s:
                 begun.clear()
-                return await _end_with(response, _unanswered(bounds.query_s))
+                return await _end_with(response, _unanswered(query, bounds.query_s))
             await response.write(b": the nodes have not answered yet\n\n")
             continue
         try:
@@ -286,7 +286,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
                 for prompt in prompts
             ],
             terms=round_.terms,
-            max_price=round_.config.market.dearest_micros_per_mtok,
+            dearest_price=round_.config.market.dearest_micros_per_mtok,
             patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )
@@ -380,5 +380,10 @@ def _json(found: Mapping[str, Any]) -> web.Response:
     return web.Response(body=replies.as_json(found), content_type=JSON, headers={"Cache-Control": "no-store"})
 
 
-def _unanswered(patience_s: float) -> Unreachable:
-    return Unreachable(f"No node answered within {patience_s:g} s.", hint="Ask for fewer tokens, or ask later.")
+def _unanswered(query: CompletionQuery, patience_s: float) -> Unreachable:
+    if (price := query.max_price_micros_per_mtok) is None:
+        return Unreachable(f"No node answered within {patience_s:g} s.", hint="Ask for fewer tokens, or ask later.")
+    return Unreachable(
+        f"No node with a price of at most {price} micros per million tokens answered within {patience_s:g} s.",
+        hint="Raise max_price_micros_per_mtok, ask for fewer tokens, or ask later.",
+    )

@@ -14,9 +14,9 @@ INSERT INTO key_days (api_key, day, answered_queries, prompt_tokens, tokens, spe
 SELECT api_key, ended_ms / 86400000, COUNT(*),
     SUM(CASE WHEN claim_id IS NULL THEN 0 ELSE LENGTH(prompt) / 4 END),
     SUM(COALESCE(tokens, 0) + COALESCE(
-        (SELECT SUM(parts.tokens) FROM parts WHERE parts.whole = claim_id), 0)),
+        (SELECT SUM(parts.tokens) FROM parts WHERE parts.whole = answered.claim_id), 0)),
     SUM(COALESCE(credit_micros, 0) + COALESCE(
-        (SELECT SUM(parts.credit_micros) FROM parts WHERE parts.whole = claim_id), 0))
+        (SELECT SUM(parts.credit_micros) FROM parts WHERE parts.whole = answered.claim_id), 0))
 FROM (
     SELECT queries.api_key, queries.ended_ms, queries.prompt, served.claim_id, served.tokens, served.credit_micros
     FROM queries LEFT JOIN rollouts AS served

@@ -1,14 +1,19 @@
 """`swarm-coordinator` from its first moment on: Ctrl-C ends it in silence, also while its modules are read."""
 
+import os
 import sys
+
+NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "1")
+"""The search for plugins reads every installed package. None is to see settings and signed messages."""
 
 
 def main() -> None:
     """Run a command; whoever interrupts it knows why it ended."""
+    os.environ.setdefault(*NO_PLUGINS)
     try:
-        from protocol.start import prepare, quick_imports
+        from protocol.start import end_quickly, quick_imports
 
-        prepare()
+        end_quickly()
         with quick_imports():
             from coordinator import cli
 

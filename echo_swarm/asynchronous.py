@@ -79,17 +79,30 @@ class AsyncSwarm:
         stop: str | Sequence[str] = (),
         version: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        priority: int | None = None,
+        max_price_micros_per_mtok: int | None = None,
     ) -> list[Rollout]:
         """Return `n` samples of each prompt, in the order of the prompts.
 
         With `version`, only that version answers; without, each prompt is answered by the version of its node, which is
         at most `Versions.max_staleness` updates behind the newest one. What is left out has the round's defaults.
+
+        `priority` orders the waiting prompts of this key: the lowest is first, and the default is 0. Only nodes that
+        ask at most `max_price_micros_per_mtok` answer.
         """
         if isinstance(prompts, str):
             raise FieldRefused("`prompts` is one text.", hint="Give a list of prompts: swarm.sample([prompt]).")
         model = "swarm" if version is None else f"swarm@{version}"
         shared: dict[str, Any] = {"model": model, "n": n, "return_token_ids": True}
-        optional = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stop": stop, "tools": tools}
+        optional = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "stop": stop,
+            "tools": tools,
+            "priority": priority,
+            "max_price_micros_per_mtok": max_price_micros_per_mtok,
+        }
         shared |= {name: value for name, value in optional.items() if value not in (None, (), [])}
         tasks = [asyncio.create_task(self._sampled(shared, prompt)) for prompt in prompts]
         try:

@@ -45,6 +45,8 @@ class Swarm:
         stop: str | Sequence[str] = (),
         version: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        priority: int | None = None,
+        max_price_micros_per_mtok: int | None = None,
     ) -> list[Rollout]:
         """Return `n` samples of each prompt, in the order of the prompts; see `AsyncSwarm.sample`."""
         sampling = self._swarm.sample(
@@ -56,6 +58,8 @@ class Swarm:
             stop=stop,
             version=version,
             tools=tools,
+            priority=priority,
+            max_price_micros_per_mtok=max_price_micros_per_mtok,
         )
         return self._wait(sampling)
 

@@ -74,7 +74,8 @@ class NoteKey:
             if str(key) == text:
                 return key
         raise CheckpointInvalid(
-            f"{text[:100]!r} is not a note key.", hint="A note key looks like name+0a1b2c3d+Base64=."
+            f"{text[:100]!r} is not the public key of a witness or a log.",
+            hint="Such a key looks like name+0a1b2c3d+Base64=; `swarm-node ledger witness` prints its own.",
         )
 
     def verify(self, signature: bytes, signed: bytes) -> None:

@@ -5,7 +5,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **accepted**: durably stored; a retry gets the same answer and nothing is counted twice
 - **adapter**: a LoRA adapter: small matrices that are trained in place of the weights
 - **admission**: the rule for how many groups a node may start with the version that it holds
-- **advantage**: how much better a sample scored than others of its group; it weighs the sample's tokens
+- **advantage**: how much better a sample was rewarded than others of its group; it weighs the sample's tokens
 - **alarm**: a call to the operator to act, with a code, a severity and the next step
 - **appeal**: a node's or owner's objection to a fault or a ban; the operator rules on it once
 - **audit**: the check of a claim by a replay
@@ -125,11 +125,12 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **rail**: how a payout batch is paid: manual, sepa, paypal, stripe, lightning, evm or a plug-in
 - **rate**: of earnings: net credit in the last hour and the last day
 - **receipt**: of the ledger: proof that an entry is in the log; of a transfer: who sent a node which bytes
+- **recent credit**: posted credit with a half-life of 7 days, by which the leaderboard ranks
 - **rejected**: of a claim: refused at intake
 - **rejection**: the refusal of a claim at intake, with a code and evidence
 - **replay**: an auditor's prefill over a claim, which shows what the seed dictated
 - **retraction**: training made again without some owners' groups, published as the next version
-- **reward**: the score of one sample
+- **reward**: how good one sample is, a number computed by the coordinator or its task processes
 - **role**: a set of keys with one duty: root, targets, snapshot or timestamp
 - **rollback**: the publication of an older version's weights as the next version
 - **rollout**: the samples of one group with their tokens and log-probabilities
@@ -139,6 +140,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **S**: the bound of staleness, in updates (`staleness.max_updates`)
 - **sample**: one completion of a prompt
 - **sampling**: the drawing of completions from the policy, token by token
+- **score**: the average of an evaluation: how well a version solves held-out problems
 - **secret**: what an epoch's audits are drawn by
 - **seed**: the number that decides every token of a sample, given the weights
 - **seeder**: the coordinator's process that serves chunks over libp2p

@@ -1,14 +1,19 @@
 """Entry point of `swarm-node`: Ctrl-C ends it silently, also while its modules are imported."""
 
+import os
 import sys
+
+NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "1")
+"""The search for plugins reads every installed package. None is to see signed messages."""
 
 
 def main() -> None:
     """Run a command; an interrupt ends it without a message."""
+    os.environ.setdefault(*NO_PLUGINS)
     try:
-        from protocol.start import prepare, quick_imports
+        from protocol.start import end_quickly, quick_imports
 
-        prepare()
+        end_quickly()
         with quick_imports():
             from swarm_node import cli
 

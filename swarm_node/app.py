@@ -8,7 +8,9 @@
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import math
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +22,7 @@ import trio
 from protocol.errors import SwarmError
 from protocol.limits import EXACT_BONUS_MAX
 from protocol.text.money import CREDITS
+from protocol.text.plain import counted
 from swarm_node.allowance.governor import Governor
 from swarm_node.allowance.round_gate import RoundGate
 from swarm_node.base import logs
@@ -34,7 +37,7 @@ from swarm_node.engine.pool import EnginePool, open_pool
 from swarm_node.ledger.notices import Notices
 from swarm_node.ledger.receipts import Claims
 from swarm_node.machine.gpu import GpuProbe, find_cards
-from swarm_node.member import Member, MemberSettings, NodeHome, cancel_on_signal, open_home, open_member
+from swarm_node.member import Member, MemberSettings, NodeHome, open_home, open_member
 from swarm_node.owner import stopped
 from swarm_node.owner.control_server import listening
 from swarm_node.owner.notify import OwnerNotifier
@@ -66,7 +69,12 @@ E = TypeVar("E", bound=BaseException)
 Show = Callable[[Callable[[], AgentSnapshot]], Awaitable[None]]
 
 FINAL_SEND_S = 10.0
-"""Longest wait for the verdicts of the last rollouts at the end of the round."""
+"""Longest wait for the verdicts of the last rollouts when the agent leaves a round."""
+
+SIGNAL_AGAIN_S = 1.0
+"""Time after a signal in which another one is the same one: some programs send it to the process and to its group."""
+
+ENDED_BY = {signal.SIGINT: "Ctrl-C, or the signal SIGINT"}
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,8 @@ class RunEarnings:
     """The unit of which `credit_micros` are the millionths: its name and decimals."""
     error: str = ""
     """Reason why the agent left this round before the others; empty if it did not."""
+    unsent: int = 0
+    """Finished rollouts that wait in the outbox until the next start."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +157,14 @@ async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]
         cards=[card.number for card in used if card.name],
         look_at_cards=settings.look_at_cards,
     )
-    said, moves = "a signal", ""
+    said, moves = "Ctrl-C or a signal, twice", ""
     async with open_pool(first.engine, settings.cards) as engine, trio.open_nursery() as nursery:
         turns = EngineTurns()
         parts = AgentParts(settings, node, governor, engine)
         rounds = AgentRounds(
             [AgentRound(parts, turns.turn_of(n), choice) for n, choice in enumerate(settings.rounds)], nursery
         )
-        nursery.start_soon(cancel_on_signal, node.signals, nursery.cancel_scope)
+        nursery.start_soon(leave_on_signal, node.signals, governor, nursery.cancel_scope)
         async with trio.open_nursery() as working:
             for one in rounds.all:
                 working.start_soon(one.run, rounds)
@@ -174,13 +184,31 @@ async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]
     errors = [one.error for one in rounds.all if one.error]
     if len(errors) == len(rounds.all):
         raise errors[0]
-    return AgentRun(tuple(one.earnings() for one in rounds.all), moves), said
+    earnings = tuple(one.earnings() for one in rounds.all)
+    if unsent := sum(one.unsent for one in earnings):
+        said = f"{said}; in the outbox for the next start: {counted(unsent, 'finished rollout')}"
+    return AgentRun(earnings, moves), said
+
+
+async def leave_on_signal(signals: AsyncIterator[int], governor: Governor, scope: trio.CancelScope) -> None:
+    """Leave the rounds at the first signal, as `leave` does; at a second one, cancel what still goes on."""
+    came_at = math.inf
+    async for number in signals:
+        if governor.leaving.is_set() and trio.current_time() >= came_at + SIGNAL_AGAIN_S:
+            log.info("stopping at once signal=%s", signal.Signals(number).name)
+            scope.cancel()
+        elif came_at == math.inf:
+            came_at = trio.current_time()
+            name = signal.Signals(number)
+            governor.left_by = ENDED_BY.get(name, f"the signal {name.name}")
+            log.info("leaving: finished rollouts are sent, other leases are returned; the next Ctrl-C stops at once")
+            governor.leave()
 
 
 def describe_end(governor: Governor, gates: Sequence[RoundGate]) -> tuple[str, str]:
     """Return why the agent ends, and the join string of the round that it moves to; empty if to none."""
     if governor.leaving.is_set():
-        return "stopped by `swarm-node leave`", ""
+        return governor.left_by or "stopped by `swarm-node leave`", ""
     if governor.next_round:
         return f"moving to {governor.next_round.partition('#')[0]}", governor.next_round
     if governor.finishing or all(gate.is_ended_by_owner for gate in gates):
@@ -300,7 +328,8 @@ class AgentRound:
                 nursery.start_soon(_return_at_limits, gate, worker)
                 await first_of(worker.finished.wait, *ends)
                 log.info("leaving: %s", describe_end(governor, [gate])[0])
-                await _drain(sender, outbox)
+                await worker.stop()
+                await _drain(sender, outbox, retries=not (governor.leaving.is_set() or gate.leaving.is_set()))
                 nursery.cancel_scope.cancel()
             finally:
                 record_speed(me.folder, worker.tokens_per_s, now_ms())
@@ -398,6 +427,7 @@ class AgentRound:
             verdicts.credit_micros,
             unit.to_json(),
             str(self.error or ""),
+            len(self.agent.outbox),
         )
 
 
@@ -490,9 +520,12 @@ async def _return_at_limits(gate: RoundGate, worker: Worker) -> None:
         await gate.changes()
 
 
-async def _drain(sender: Sender, outbox: Outbox) -> None:
-    """Wait until the last rollouts are sent, for at most `FINAL_SEND_S`."""
+async def _drain(sender: Sender, outbox: Outbox, *, retries: bool) -> None:
+    """Wait until the last rollouts are sent, for at most `FINAL_SEND_S`; after a failure only with `retries`."""
     with trio.move_on_after(FINAL_SEND_S):
-        while len(outbox):
+        await sender.flush()
+        while retries and len(outbox):
             sender.wake()
             await trio.sleep(0.1)
+    if unsent := len(outbox):
+        log.warning("finished rollouts wait in the outbox; the next start sends them rollouts=%d", unsent)

@@ -23,7 +23,8 @@ from swarm_node.commands.options import DEFAULT_HOME, EngineChoice, Home, JoinTe
 app = typer.Typer(
     cls=NodeCommands,
     help="Run a node in a training round: download signed model versions, generate samples, earn credit. "
-    "Without a command: print the next step.",
+    "Without a command: print the next step. To run a node at boot, run the installer with --service JOIN_STRING; to "
+    "update, run the installer again.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes leave the explanations a third of a narrow terminal
@@ -39,7 +40,8 @@ app.command(
 app.command(
     epilog=lesson(
         "swarm-node join swarm.example.org --hours 22:00-07:00",
-        "run `status` in another terminal to see progress, or `doctor` if something fails.",
+        "run `status` in another terminal to see progress, or `doctor` if something fails. To join at boot, run the "
+        "installer with --service JOIN_STRING; to update, run the installer again.",
         join.EXIT_CODES,
     )
 )(join.join)
@@ -191,10 +193,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(result._asdict()))
     else:
-        typer.echo(
-            f"{result.tokens_per_s:,.0f} tokens per second over {result.tokens:,} tokens: prompts at "
-            f"{result.prompt_tokens_per_s:,.0f}, decoding at {result.decoded_tokens_per_s:,.0f}."
-        )
+        typer.echo(benching.speed_text(result))
 
 
 @app.command(
@@ -223,6 +222,7 @@ def why(
     """
     import trio
 
+    from swarm_node.base.clock import now_ms
     from swarm_node.commands import why as asking
     from swarm_node.coordinator_api import last_round
     from swarm_node.keys import identity
@@ -253,7 +253,9 @@ def why(
         except SwarmError as error:
             place = Logged("not_compared")
             typer.echo(f"not compared: {named(error)}", err=True)
-    for line in asking.report(answer, refused, place, about=lease, as_json=as_json):
+    figures = {} if as_json or lease else asking.recent_figures(home, now_ms())
+    holds = partial(asking.holds_version, join, home)
+    for line in asking.report(answer, refused, place, about=lease, as_json=as_json, holds=holds, figures=figures):
         typer.echo(line)
     try:
         if replay:

@@ -4,7 +4,8 @@
   node that takes it; the answer names the version that sampled it and the claims, whose receipts anybody can verify.
 - `model` is `swarm`, for the version of whichever node answers, or `swarm@12` for version 12, while nodes hold it.
 - `temperature` is the request's, from 0 to 2, or else the round's. At 0 the likeliest tokens are the answer.
-- A caller that disconnects, or waits for longer than `Bounds.query_s`, withdraws its queries.
+- A caller that disconnects, or waits for longer than `Bounds.query_s`, withdraws its queries. Those of which its stream
+  has sent tokens stay, and are charged: else whoever hangs up before the last event would have the tokens for nothing.
 - Errors have OpenAI's form, with the code of `protocol.errors` inside.
 """
 
@@ -139,10 +140,12 @@ async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuer
     data = await body(request, BODY_MAX_BYTES)
     query = await round_.beside_the_loop(lambda: read(data))
     asked, is_answered = await _ask(round_, key, query, patience_s), False
+    begun = set[int]()
+    """The queries of which the caller has tokens: it pays for their answers, also if it leaves."""
     try:
         with round_.waiting.queries.awaited(asked.numbers, grows=query.grows) as news:
             if query.stream:
-                return await _stream(request, asked, news)
+                return await _stream(request, asked, news, begun)
             async with asyncio.timeout(patience_s):
                 found = await _answers(asked, news)
             is_answered = True
@@ -150,10 +153,10 @@ async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuer
             head = asked.head(min(answer.version for answer in found))
             return _json(replies.whole_reply(head, query, asked.prompts, samples))
     except TimeoutError:
-        raise _unanswered(patience_s) from None
+        raise _unanswered(query, patience_s) from None
     finally:
         if not is_answered:
-            await asyncio.shield(_withdraw(round_, asked.numbers))
+            await asyncio.shield(_withdraw(round_, [number for number in asked.numbers if number not in begun]))
 
 
 async def _answers(asked: AskedQueries, news: News) -> list[QueryAnswer]:
@@ -166,8 +169,11 @@ async def _answers(asked: AskedQueries, news: News) -> list[QueryAnswer]:
     return [found[number] for number in asked.numbers]
 
 
-async def _stream(request: web.Request, asked: AskedQueries, news: News) -> web.StreamResponse:
-    """Send each prompt's samples as they come: while they are sampled, or in one piece if calls are read from them."""
+async def _stream(request: web.Request, asked: AskedQueries, news: News, begun: set[int]) -> web.StreamResponse:
+    """Send each prompt's samples as they come: while they are sampled, or in one piece if calls are read from them.
+
+    The queries of which tokens were sent are added to `begun`, until the round itself gives them up.
+    """
     round_, bounds, query = request.app[ROUND], request.app[BOUNDS], asked.query
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
@@ -179,7 +185,8 @@ async def _stream(request: web.Request, asked: AskedQueries, news: News) -> web.
                 number, came = await news.get()
         except TimeoutError:
             if asyncio.get_running_loop().time() > until_s:
-                return await _end_with(response, _unanswered(bounds.query_s))
+                begun.clear()
+                return await _end_with(response, _unanswered(query, bounds.query_s))
             await response.write(b": the nodes have not answered yet\n\n")
             continue
         try:
@@ -188,6 +195,7 @@ async def _stream(request: web.Request, asked: AskedQueries, news: News) -> web.
             return await _end_with(response, error)
         version = came.version
         left -= {number} if isinstance(came, QueryAnswer) else set()
+        begun |= {number} if events else set()
         await response.write(events)
     if query.include_usage:
         sampled = sum(stream.sent_tokens for stream in streams.values())
@@ -278,7 +286,7 @@ async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: floa
                 for prompt in prompts
             ],
             terms=round_.terms,
-            max_price=round_.config.market.dearest_micros_per_mtok,
+            dearest_price=round_.config.market.dearest_micros_per_mtok,
             patience_ms=int(patience_s * 1000),
             now_ms=now_ms(),
         )
@@ -372,5 +380,10 @@ def _json(found: Mapping[str, Any]) -> web.Response:
     return web.Response(body=replies.as_json(found), content_type=JSON, headers={"Cache-Control": "no-store"})
 
 
-def _unanswered(patience_s: float) -> Unreachable:
-    return Unreachable(f"No node answered within {patience_s:g} s.", hint="Ask for fewer tokens, or ask later.")
+def _unanswered(query: CompletionQuery, patience_s: float) -> Unreachable:
+    if (price := query.max_price_micros_per_mtok) is None:
+        return Unreachable(f"No node answered within {patience_s:g} s.", hint="Ask for fewer tokens, or ask later.")
+    return Unreachable(
+        f"No node with a price of at most {price} micros per million tokens answered within {patience_s:g} s.",
+        hint="Raise max_price_micros_per_mtok, ask for fewer tokens, or ask later.",
+    )

@@ -72,6 +72,9 @@ SPOKEN = (HttpVersion10, HttpVersion11)
 LINGER_S = 10.0
 """Seconds for which the rest of a rejected body is read, so that its sender reads the answer."""
 
+CLIENT_LEFT = 499
+"""Status for the log of a request whose client closed its connection before the answer; nobody receives it."""
+
 RETRY_AFTER_S = (2, 8)
 """Bounds of Retry-After; a client that comes too early costs a tenth of a request."""
 
@@ -100,10 +103,18 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await _refuse(request, NotFound(f"There is nothing at {request.path[:100]}.", hint=hint))
     except web.HTTPException as error:
         return await _refuse(request, MalformedMessage(f"{request.method} {request.path[:100]}: {error.reason}."))
-    except Exception:  # the client gets an answer, and the operator the traceback
+    except Exception as error:  # the client gets an answer, and the operator the traceback
+        if isinstance(error, ConnectionError) and _has_left(request):
+            log.debug("%s %s: the client has left", request.method, request.path)
+            return web.Response(status=CLIENT_LEFT)
         log.exception("%s %s failed", request.method, request.path)
         failed = SwarmError("The coordinator had an internal error. The rollout is not lost.", hint="Try again later.")
         return await _refuse(request, failed)
+
+
+def _has_left(request: web.Request) -> bool:
+    """Return True if the client has closed its connection."""
+    return request.transport is None or request.transport.is_closing()
 
 
 def own_hosts(config: Config) -> frozenset[str] | None:

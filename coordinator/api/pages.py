@@ -22,9 +22,8 @@ from coordinator.pages.board import Wish
 from coordinator.reports import history
 from coordinator.reports.earning_rates import OwnerPayouts
 from coordinator.reports.ranking import RankingLine
-from coordinator.store.tables import versions
+from coordinator.store.tables import nodes, versions
 from ledger import store
-from ledger.store import Recorded
 from protocol.errors import NotFound
 
 routes = web.RouteTableDef()
@@ -124,6 +123,7 @@ async def _node(request: web.Request) -> node.NodeFigures:
             payouts=rates.payouts,
             rank=rank,
             nodes=len(figures.nodes),
+            finished=round_.news.finished,
         )
 
     return await round_.database.read(read)
@@ -152,14 +152,16 @@ async def newest_entries(request: web.Request) -> web.Response:
 async def _entries(request: web.Request, index: int | None) -> web.Response:
     round_ = request.app[ROUND]
 
-    def read(connection: sa.Connection) -> tuple[int, list[Recorded], int]:
+    def read(connection: sa.Connection) -> entries.EntriesPage:
         size = store.size(connection)
         start = max(0, size - entries.SHOWN) if index is None else index
-        return start, store.entries(connection, start, entries.SHOWN), size
+        recorded = store.entries(connection, start, entries.SHOWN)
+        named = sa.select(nodes.c.node_id, nodes.c.name).where(nodes.c.node_id.in_(entries.node_ids(recorded)))
+        names = {row.node_id: row.name for row in connection.execute(named)}
+        return entries.EntriesPage(start, recorded, size, names, newest_first=index is None)
 
-    start, recorded, size = await round_.database.read(read)
-    page = entries.render(start, recorded, size, site_of(round_), round_.config.round.money)
-    return _html(page).reply(request)
+    page = await round_.database.read(read)
+    return _html(entries.render(page, site_of(round_), round_.config.round.money)).reply(request)
 
 
 @routes.get("/verify.html")

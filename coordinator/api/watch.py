@@ -72,6 +72,7 @@ def site_of(round_: Round) -> Site:
         task_label(round_.config),
         _phrase(round_id),
         bool(settings.agent_wheel),
+        round_.news.finished,
     )
 
 

@@ -7,7 +7,8 @@
 """
 
 import json
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException
@@ -111,14 +112,20 @@ def stopped_since_ms(config: Config) -> int:
     return since_ms
 
 
-def stopped_line(config: Config, config_file: Path, since_ms: int) -> str:
-    """Return a line that says since when the round is stopped and how to continue it, or how to launch it first."""
+def launch_command(config_file: Path, settings: Sequence[str]) -> str:
+    """Return the command that launches the round of these arguments: another setting may name another round."""
+    words = ["swarm-coordinator", "launch", str(config_file), *(word for each in settings for word in ("--set", each))]
+    return shlex.join(words)
+
+
+def stopped_line(config: Config, launch: str, since_ms: int) -> str:
+    """Return a line that says since when the round is stopped, and that `launch` continues it or launches it first."""
     from coordinator.reports import programs
 
     if not run_in_store(config, programs.was_launched):
-        return f"NOT LAUNCHED YET: start it with `swarm-coordinator launch {config_file}`."
+        return f"NOT LAUNCHED YET: start it with `{launch}`."
     when = datetime.fromtimestamp(since_ms / 1000, UTC)
-    return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: continue with `swarm-coordinator launch {config_file}`."
+    return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: continue with `{launch}`."
 
 
 def require_round(config: Config) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import typer
 
-from coordinator.commands.asking import ask, launched, run_in_store, stopped_line, stopped_since_ms
+from coordinator.commands.asking import ask, launch_command, launched, run_in_store, stopped_line, stopped_since_ms
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings, Yes, confirm
 from coordinator.config import Config, load
 from coordinator.pages.words import line, readable
@@ -56,12 +56,12 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         typer.echo(
             f"{row['node_id'][-8:]} {name:20} {_state(row):10} version {row['version']:<5} "
             f"{row['accepted_rollouts']:,} accepted, {row['rejected_rollouts']:,} rejected, "
-            f"earned {unit.figure(row['posted_micros'])}, pending {unit.amount(row['pending_micros'])}, "
+            f"earned {unit.short_figure(row['posted_micros'])}, pending {unit.amount(row['pending_micros'])}, "
             f"asks {unit.price(row['price_micros_per_mtok'])}{_since(row)}"
         )
     typer.echo(counted(len(rows), "node"))
     if answer is None:
-        typer.echo(stopped_line(config, config_file, stopped_since_ms(config)))
+        typer.echo(stopped_line(config, launch_command(config_file, settings), stopped_since_ms(config)))
 
 
 @app.command(
@@ -90,7 +90,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
         f"asks {unit.price(row['price_micros_per_mtok'])}"
     )
     typer.echo(
-        f"earned {unit.figure(row['posted_micros'])}, pending {unit.figure(row['pending_micros'])}, "
+        f"earned {unit.short_figure(row['posted_micros'])}, pending {unit.short_figure(row['pending_micros'])}, "
         f"void {unit.amount(row['voided_micros'])}; "
         f"leases: {', '.join(f'{count} {outcome}' for outcome, count in row['leases'].items()) or 'none'}"
     )
@@ -192,9 +192,9 @@ def ban_lines(found: dict[str, Any], unit: Unit) -> list[str]:
         return [f"Owner {found['owner']} is banned already."]
     return [
         f"This bans owner {found['owner']} with {counted(found['nodes'], 'node')}:",
-        f"  {counted(found['void_claims'], 'claim')} worth {unit.figure(found['void_micros'])} would be void,",
-        f"  {counted(found['kept_claims'], 'claim')} worth {unit.figure(found['kept_micros'])}, which audits found "
-        "right, would be paid,",
+        f"  {counted(found['void_claims'], 'claim')} worth {unit.short_figure(found['void_micros'])} would be void,",
+        f"  {counted(found['kept_claims'], 'claim')} worth {unit.short_figure(found['kept_micros'])}, which audits "
+        "found right, would be paid,",
         f"  {counted(found['leases'], 'lease')} would end, and {counted(found['groups'], 'group')} would leave the "
         "learner's buffer.",
     ]

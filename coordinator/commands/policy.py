@@ -55,7 +55,7 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
     is kept, and how long its broadcast took (of the last five versions).
     """
     from coordinator.audit.case import RoundArchive
-    from coordinator.commands.asking import stopped_line
+    from coordinator.commands.asking import launch_command, stopped_line
     from coordinator.reports import versions
     from coordinator.service.opening import led_until_ms
 
@@ -70,7 +70,7 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
     if not rows:
         typer.echo("No version is published yet.")
     if since_ms := led_until_ms(config.round.directory):
-        typer.echo(stopped_line(config, config_file, since_ms))
+        typer.echo(stopped_line(config, launch_command(config_file, settings), since_ms))
 
 
 @app.command(

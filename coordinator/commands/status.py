@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,9 +39,9 @@ def status(
     from coordinator.reports import screen
 
     config = load(config_file, settings)
-    console = Console()
+    console, launch = Console(), asking.launch_command(config_file, settings)
     if not watch:
-        state = read_status(config, config_file)
+        state = read_status(config, launch)
         if as_json:
             typer.echo(json.dumps(state, indent=2))
         else:
@@ -53,20 +52,20 @@ def status(
         return
     try:
         if screen.can_draw(console) and not as_json:
-            _draw_on(console, config, config_file)
+            _draw_on(console, config, launch)
         else:
-            _print_on(config, config_file, as_json)
+            _print_on(config, launch, as_json)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
-def read_status(config: Config, config_file: Path) -> dict[str, Any]:
+def read_status(config: Config, launch: str) -> dict[str, Any]:
     """Return the status from the coordinator, or from the store of a stopped round, with the join string."""
-    state = _read(config, config_file)
+    state = _read(config, launch)
     return state | {"join_string": asking.launched(config).round.join_string(state["round_id"])}
 
 
-def _read(config: Config, config_file: Path) -> dict[str, Any]:
+def _read(config: Config, launch: str) -> dict[str, Any]:
     answer: dict[str, Any] | None = None
     if asking.has_token(config):
         with suppress(NotFound, NotAuthorised):  # an older coordinator, or one with another token
@@ -82,36 +81,36 @@ def _read(config: Config, config_file: Path) -> dict[str, Any]:
 
     since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)
     stored = asking.run_in_store(config, lambda store: summary.stopped(store, config=settings, since_ms=since_ms))
-    return stored | {"stopped": asking.stopped_line(config, config_file, since_ms)}
+    return stored | {"stopped": asking.stopped_line(config, launch, since_ms)}
 
 
-def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def _looks(config: Config, launch: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the status repeatedly, with a note if it is old: a restarting coordinator is waited for."""
-    state, note = read_status(config, config_file), ""
+    state, note = read_status(config, launch), ""
     while True:
         yield state, note
         time.sleep(WATCH_EVERY_S)
         try:
-            state, note = read_status(config, config_file), ""
+            state, note = read_status(config, launch), ""
         except Unreachable as error:
             note = f"{error} Retrying; the figures above are out of date. "
 
 
-def _print_on(config: Config, config_file: Path, as_json: bool) -> None:
+def _print_on(config: Config, launch: str, as_json: bool) -> None:
     from coordinator.reports import overview
 
-    for state, note in _looks(config, config_file):
+    for state, note in _looks(config, launch):
         if note:
             typer.echo(note, err=True)
         else:
             typer.echo(json.dumps(state) if as_json else f"{overview.text(state)}\n")
 
 
-def _draw_on(console: "Console", config: Config, config_file: Path) -> None:
+def _draw_on(console: "Console", config: Config, launch: str) -> None:
     from rich.live import Live
 
     from coordinator.reports import screen
 
     with Live(console=console, auto_refresh=False, screen=False) as live:
-        for state, note in _looks(config, config_file):
+        for state, note in _looks(config, launch):
             live.update(screen.panel(state, note=f"{note}{HELP_LINE}"), refresh=True)

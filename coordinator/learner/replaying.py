@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from coordinator.base.files import read_at_most
 from coordinator.learner.algorithm import Algorithm, Correction
@@ -81,6 +82,7 @@ def read_updates(folder: Path) -> list[UpdateEntry]:
 
 def replay(folder: Path, say: Say) -> Iterator[Replayed]:
     """Make the updates of a folder again, one after the other; raise `ProofInvalid` if its files are not the log's."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates only a part of its functions
     updates = read_updates(folder)
     described = _settings(folder, updates)
     _require_plain(folder / "start")

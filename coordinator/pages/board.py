@@ -19,9 +19,12 @@ SEARCH_MAX = 60
 VIEWS = {"nodes": "Nodes", "owners": "Owners", "teams": "Teams", "days": "Days"}
 
 COLUMNS: tuple[tuple[str, Column], ...] = (
-    ("", Column("#", "place by score, and the places won or lost within a day")),
+    ("", Column("#", "place by recent credit, and the places won or lost within a day")),
     ("", Column("name", is_text=True)),
-    ("score", Column("score", "validated credit with a half-life of 7 days; the bar compares it with the best")),
+    (
+        "score",
+        Column("recent", "recent credit: with a half-life of 7 days; the bar compares it with the best"),
+    ),
     ("", Column("24 h", "credit of the last 24 hours, by hour", screen=Screen.DESKTOP)),
     ("credit", Column("credit", "all validated credit", screen=Screen.TABLET)),
     ("pending", Column("escrow", "share of the credit that is not settled yet", screen=Screen.DESKTOP)),
@@ -101,7 +104,7 @@ class BoardFigures:
 
 
 class PlacedLine(NamedTuple):
-    """A line of the leaderboard at its place by score, and the places that it has risen within a day."""
+    """A line of the leaderboard at its place by recent credit, and the places that it has risen within a day."""
 
     rank: int
     line: RankingLine
@@ -168,7 +171,8 @@ def _lines(board: BoardFigures, wish: Wish) -> tuple[Any, ...]:
     columns = [_sortable(name, column, wish) for name, column in COLUMNS]
     unit = parse_unit(board.status.get("unit"))
     rows = [_cells(place, best, wish.view, unit) for place in shown]
-    caption = f"{VIEWS[wish.view]}, sorted by {wish.sort}; amounts in {unit.name}"
+    order = "recent credit" if wish.sort == "score" else next(each.title for name, each in COLUMNS if name == wish.sort)
+    caption = f"{VIEWS[wish.view]}, sorted by {order}; amounts in {unit.name}"
     empty = "No name or id matches this search." if wish.search else EMPTY[wish.view]
     return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
 
@@ -234,7 +238,7 @@ def _accepted(line: RankingLine) -> Any:
     if line.accept_interval is None:
         return words.DASH
     low, high = line.accept_interval
-    between = f"{100 * low:.0f}–{100 * high:.0f}"
+    between = f"{100 * low:.1f}–{100 * high:.1f}"
     counts = f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}"
     shown = [words.percent(line.accept_ratio), " ", el("small", f"({between})", class_=Screen.TABLET)]
     return el("a", shown, href=f"/nodes/{line.node_id}#refusals", title=counts)

@@ -1,6 +1,7 @@
 """The page of the ledger's log: its entries by index, with a link to the public file that has them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.pages import words
@@ -29,7 +30,6 @@ from ledger.entry import (
 )
 from ledger.store import Recorded
 from ledger.tiles import TILE_HASHES, Tile
-from protocol.people.nicknames import nickname
 from protocol.text.html import Markup, el
 from protocol.text.money import Unit
 
@@ -44,13 +44,32 @@ COLUMNS = (
 )
 
 
-def render(start: int, records: Sequence[Recorded], size: int, site: Site, unit: Unit) -> str:
-    """Return the page with the entries from index `start` on, in a log of `size` entries."""
+@dataclass(frozen=True)
+class EntriesPage:
+    """The entries from index `start` on, in a log of `size` entries."""
+
+    start: int
+    records: Sequence[Recorded]
+    size: int
+    names: Mapping[str, str]
+    """The names of the nodes in the entries, by their ids."""
+    newest_first: bool = False
+
+
+def node_ids(records: Sequence[Recorded]) -> set[str]:
+    """Return the ids of the nodes that entries name."""
+    return {recorded.entry.node_id for recorded in records if isinstance(recorded.entry, Pending | Payout | Paid)}
+
+
+def render(page: EntriesPage, site: Site, unit: Unit) -> str:
+    """Return the page as HTML."""
+    start, size, records = page.start, page.size, page.records
     rows = [
-        [el("a", recorded.index, href=f"/entries/{recorded.index}"), recorded.entry.kind, _says(recorded, unit),
+        [el("a", recorded.index, href=f"/entries/{recorded.index}"), recorded.entry.kind,
+         _says(recorded, unit, page.names),
          words.moment(recorded.recorded_ms),
          el("code", f"{recorded.content_hash[:12]}…", title=recorded.content_hash, class_="short")]
-        for recorded in records
+        for recorded in (reversed(records) if page.newest_first else records)
     ]  # fmt: skip
     about = el(
         "p",
@@ -67,11 +86,12 @@ def render(start: int, records: Sequence[Recorded], size: int, site: Site, unit:
         "nav",
         el("a", "← earlier", href=f"/entries/{max(0, start - SHOWN)}", rel="prev") if start else None,
         el("a", "later →", href=f"/entries/{start + SHOWN}", rel="next") if start + SHOWN < size else None,
-        el("a", "newest", href=f"/entries/{max(0, size - SHOWN)}"),
+        el("a", "newest", href="/entries"),
         class_="pager",
         aria_label="Pages of the log",
     )
-    listed = table(f"Entries from {start} on", COLUMNS, rows, empty="The log ends before this index.")
+    caption = "The newest entries first" if page.newest_first else f"Entries from {start} on"
+    listed = table(caption, COLUMNS, rows, empty="The log ends before this index.")
     return document("Ledger", "/entries", site, about, listed, pager)
 
 
@@ -79,12 +99,16 @@ def _bundle(index: int, size: int) -> Tile:
     return tiles.tile_of(Tile.BUNDLE, index // TILE_HASHES, size)
 
 
-def _says(recorded: Recorded, unit: Unit) -> Any:
+def _node(node_id: str, names: Mapping[str, str]) -> Markup:
+    shown = el("bdi", words.readable(names.get(node_id, ""), node_id))
+    return el("a", shown, href=f"/nodes/{node_id}", title=node_id)
+
+
+def _says(recorded: Recorded, unit: Unit, names: Mapping[str, str]) -> Any:
     entry = recorded.entry
     if isinstance(entry, Pending):
-        node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
         return (
-            node,
+            _node(entry.node_id, names),
             f" is credited {words.exact(unit, entry.amount_micros)} for {words.whole(entry.tokens)} tokens",
             _claim(entry),
         )
@@ -102,7 +126,7 @@ def _says(recorded: Recorded, unit: Unit) -> Any:
     if isinstance(entry, AppealEntry | RulingEntry | Reinstate):
         return _of_appeal(entry), _claim(entry)
     if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
-        return _of_money(entry, unit)
+        return _of_money(entry, unit, names)
     if isinstance(entry, FormedBatch | UpdateEntry | RetractionEntry):
         return _of_training(entry)
     return f"rejected: {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
@@ -121,14 +145,14 @@ def _of_appeal(entry: AppealEntry | RulingEntry | Reinstate) -> str:
             return f"credited after a granted appeal about claim {entry.appealed_claim_id[:12]}…"
 
 
-def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid, unit: Unit) -> Any:
+def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid, unit: Unit, names: Mapping[str, str]) -> Any:
     if isinstance(entry, OwnerAct):
         return f"owner {words.owner(entry.owner)}: {entry.act}"
     if isinstance(entry, PayoutBatch):
         return (
             f"payout {entry.batch}: {words.exact(unit, entry.amount_micros)} for {words.counted(entry.payees, 'payee')}"
         )
-    node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
+    node = _node(entry.node_id, names)
     if isinstance(entry, Payout):
         return f"payout {entry.batch}: {words.exact(unit, entry.amount_micros)} to ", node
     return f"payout {entry.batch}: reference {entry.reference}, paid to ", node

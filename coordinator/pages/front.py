@@ -1,6 +1,6 @@
 """The front page: what is trained and why, whether it works, who helps, and how to join."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,6 @@ from coordinator.pages.board import BoardFigures
 from coordinator.pages.layout import aged, bar, document, live, node_link, numbers, wanted
 from coordinator.pages.measured import main_curve, quality, score
 from coordinator.pages.training import Training
-from coordinator.reports.ranking import RankingLine
 from protocol.text.html import Markup, el
 from protocol.text.money import parse_unit
 
@@ -39,7 +38,7 @@ def render(figures: FrontFigures) -> str:
         _hero(board),
         live("now", aged(board.age_ms), wanted(board.status), _now(figures)),
         live("curve", _curve(figures.training), el("p", el("a", "All charts", href="/training"), class_="more")),
-        live("leaders", _leaders(board.nodes), heading="Who helps most"),
+        live("leaders", _leaders(board), heading="Who helps most"),
         _gifts(board),
         None if board.status["finished"] else joining.panel(site),
         heading=False,
@@ -119,10 +118,12 @@ def _curve(training: Training) -> Markup:
     return el("div", main_curve(training.evaluations, training.metrics, training.published), class_="large")
 
 
-def _leaders(nodes: Sequence[RankingLine]) -> Any:
-    leaders = sorted((line for line in nodes if line.validated_tokens), key=lambda line: -line.validated_tokens)
+def _leaders(board: BoardFigures) -> Any:
+    leaders = sorted((line for line in board.nodes if line.validated_tokens), key=lambda line: -line.validated_tokens)
     leaders = leaders[:LEADERS_SHOWN]
     if not leaders:
+        if board.status["finished"]:
+            return el("p", "Nobody has earned credit.", class_="soft")
         return el("p", "Nobody has earned credit yet. ", el("a", "Be the first", href="#join"), ".", class_="soft")
     most = leaders[0].validated_tokens
     rows = (

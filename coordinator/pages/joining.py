@@ -7,15 +7,19 @@ from coordinator.pages.qr import qr_svg
 from coordinator.pages.site import Site
 from protocol.text.html import Markup, el
 
-INSTALL = "sh installers/install.sh"
+FROM_CHECKOUT = "sh installers/install.sh"
 """The command that installs the node from a copy of the software."""
 
 
-def commands(site: Site) -> Markup:
+def commands(site: Site) -> Any:
     """Build the commands, in their order, each with a button that copies it where scripts run."""
-    install = f"curl -fsS {site.home}/install.sh | sh" if site.serves_installer else INSTALL
+    install = f"curl -fsS {site.home}/install.sh | sh"
     steps = {"Install the node": install, "Join this round": f'swarm-node join "{site.join_string}"'}
-    return el("ol", (_step(name, command) for name, command in steps.items()), class_="steps")
+    listed = el("ol", (_step(name, command) for name, command in steps.items()), class_="steps")
+    if site.serves_installer:
+        return listed
+    newest = "This installs the newest release. In a copy of the software, its own installer builds the node: "
+    return listed, el("p", newest, el("code", FROM_CHECKOUT), ".", class_="soft")
 
 
 def _step(name: str, command: str) -> Markup:
@@ -47,8 +51,19 @@ def picture(site: Site) -> Markup | None:
     return el("div", code, el("div", said, el("code", site.join_string)), class_="carry")
 
 
+def _ended() -> Any:
+    learned, ledger = (
+        el("a", "See what it learned", href="/training", class_="button"),
+        el("a", "Ledger", href="/entries"),
+    )
+    said = "A node that joins now gets no work. Credit and receipts stay in the public ledger."
+    return el("p", said, class_="lead"), el("p", learned, " ", ledger, class_="actions")
+
+
 def render(site: Site) -> str:
-    """Return the page for those who want to join."""
+    """Return the page for those who want to join; after the end of the round it says so."""
+    if site.finished:
+        return document("This round has ended", "/join", site, _ended(), picture(site))
     questions: dict[str, Any] = {
         "What does my computer do?": "It downloads the newest version of the model, answers problems with it, and "
         "sends the answers back. The operator's machine learns from them and publishes the next version.",

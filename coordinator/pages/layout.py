@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.pages import words
 from coordinator.pages.pictures import portrait
 from coordinator.pages.site import SOFTWARE, Site
-from coordinator.reports.health import IDLE_MAX
+from coordinator.reports.health import IDLE_MAX, UPDATES_LATELY
 from protocol.text.html import Markup, el
 
 PLACES = {"/": "Overview", "/training": "Training", "/leaderboard": "Leaderboard", "/entries": "Ledger"}
@@ -17,9 +17,9 @@ EXPORTS = {
     "/stats/nodes.csv": "nodes as CSV",
     "/stats/nodes.json": "nodes as JSON",
     "/stats/tables.xml": "BOINC-style stats",
-    "/v1/leaderboard": "leaderboard",
-    "/v1/status": "status",
-    "/v1/broadcast": "broadcast",
+    "/v1/leaderboard": "leaderboard as JSON",
+    "/v1/status": "status as JSON",
+    "/v1/broadcast": "newest broadcast as JSON",
     "/v1/ledger/checkpoint": "signed checkpoint",
     "/feed.atom": "news as Atom feed",
 }
@@ -54,7 +54,8 @@ def document(title: str, place: str, site: Site, *main: Any, heading: bool = Tru
     links = (el("a", name, href=href, aria_current="page" if href == place else None) for href, name in PLACES.items())
     brand = el("a", _logo(), el("bdi", site.title), href="/", class_="brand", title=site.title)
     join = el("a", "Join", href="/join", class_="button", aria_current="page" if place == "/join" else None)
-    header = el("header", el("div", brand, el("nav", links, aria_label="Pages"), join, class_="top"))
+    invitation = None if site.finished else join
+    header = el("header", el("div", brand, el("nav", links, aria_label="Pages"), invitation, class_="top"))
     skip = el("a", "Skip to content", href="#main", class_="skip")
     top = el("h1", title) if heading else None
     body = el("body", skip, header, el("main", top, *main, id="main", tabindex="-1"), _footer(site))
@@ -102,8 +103,10 @@ def _footer(site: Site) -> Markup:
         el(
             "p",
             f"Made with {SOFTWARE}. Amounts in exports are in millionths of the round's unit; times are in UTC. ",
-            el("a", "Usage of API keys", href="/usage"),
-            ".",
+            el("a", "Check the ledger in your browser", href="/verify.html"),
+            "; ",
+            el("a", "usage of API keys", href="/usage"),
+            ", for who has one.",
         ),
         el("ul", exports, aria_label="Data exports"),
         el("p", "", id="live", role="status"),
@@ -181,7 +184,7 @@ def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, score: str = 
         "update": f"{status['update']} / {status['max_updates']}",
         "last update": words.DASH if age is None else words.ago(int(1000 * age) + age_ms),
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
-        "learner idle": words.percent(status["learner_idle_share_lately"]),
+        "learner idle": f"{words.percent(status['learner_idle_share_lately'])} in {UPDATES_LATELY} updates",
         "score": score,
     }
     for name in OF_THE_LEARNER if status["external"] else ("made by",):

@@ -64,7 +64,7 @@ def main_curve(
             "main", caption, "update", {name: thinned(points) for name, points in curves.items()},
             tell=_score_text, from_zero=True, interval=("low", "high"), marks=published,
         )  # fmt: skip
-    caption = Caption("Reward", about="Average score of the answers in each update. It rises as the model learns.")
+    caption = Caption("Reward", about="Average reward of the answers in each update. It rises as the model learns.")
     points = metrics.get(REWARD, ())
     return charts.lines(
         "main", caption, "update", {"reward": points} if points else {}, from_zero=True, marks=published

@@ -9,7 +9,7 @@ from coordinator.pages.charts import Caption
 LEARNING, HEALTHY, FAST = "learning", "health", "pace"
 
 _WORDS = {
-    "reward/mean": (LEARNING, "Reward", "Average score of the answers in an update. It should rise."),
+    "reward/mean": (LEARNING, "Reward", "Average reward of the answers in an update. It should rise."),
     "reward/std": (LEARNING, "Spread of the rewards", "Without any spread there is nothing to learn from."),
     "reward/signal": (LEARNING, "Groups that teach", "Share of groups whose answers got different rewards."),
     "reward/taught": (LEARNING, "Answers that teach", "Share of answers that are better or worse than their group."),

@@ -56,6 +56,8 @@ class NodeFigures:
     payouts: RoundPayouts
     rank: int
     nodes: int
+    finished: bool = False
+    """True if the round is finished: nothing can be earned."""
 
 
 def render(node: NodeFigures) -> str:
@@ -114,16 +116,18 @@ def _facts(node: NodeFigures) -> Markup:
         "owner": owner,
         "state": el("span", line.state, class_=f"state {line.state}"),
         "last seen": words.ago(node.now_ms - line.last_seen_ms),
-        "score": words.sum_of(unit, line.score_micros),
+        "recent credit": words.money(unit, line.score_micros),
         "credit": words.money(unit, line.posted_micros),
         "pending": words.money(unit, line.pending_micros),
-        "void": words.money(unit, line.voided_micros),
+        "revoked credit": words.money(unit, line.voided_micros),
         "validated tokens": words.whole(line.validated_tokens),
         "accepted": f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}",
-        "accept ratio": f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}\u202f%" if interval else words.DASH,
+        "share accepted (95\u202f% interval)": f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}\u202f%"
+        if interval
+        else words.DASH,
         "staleness": words.DASH if line.lag is None else words.counted(line.lag, "update"),
-        "price / Mtok": words.exact(unit, line.price_micros_per_mtok),
-        "cost / Mtok": words.money(unit, line.cost_micros_per_mtok),
+        "price per million tokens": words.exact(unit, line.price_micros_per_mtok),
+        "credit per million validated tokens": words.money(unit, line.cost_micros_per_mtok),
         "uploaded": words.size(line.uploaded_bytes),
         "tokens/s": words.figure(line.tokens_per_s),
         "version": line.version,
@@ -134,7 +138,7 @@ def _facts(node: NodeFigures) -> Markup:
 def _earnings(node: NodeFigures) -> Markup:
     """Build the rate with its trend, what the owner was paid, and when the next payout is due."""
     unit, paid, payouts = node.unit, node.paid, node.payouts
-    rate = pace_text(unit, node.pace, separator=words.NARROW)
+    rate = pace_text(unit, node.pace, separator=words.NARROW, finished=node.finished)
     facts: dict[str, Any] = {
         "rate": f"{rate[0].upper()}{rate[1:]}.",
         "paid to the owner": words.exact(unit, paid.paid_micros) if paid.payouts else "nothing yet",

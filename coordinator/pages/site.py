@@ -18,6 +18,8 @@ class Site:
     """The fingerprint in words."""
     serves_installer: bool = False
     """True if the installer at this address installs a wheel of the operator's."""
+    finished: bool = False
+    """True once the round has ended: nobody is invited any more."""
 
     @property
     def title(self) -> str:

@@ -15,6 +15,7 @@ from coordinator.pages.measured import quality
 from coordinator.pages.site import Site
 from coordinator.reports import overview
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
+from coordinator.reports.health import LENGTH_BIAS_MAX
 from coordinator.reports.history import Incident
 from coordinator.reports.overview import bound_in_force
 from protocol.text.html import Markup, el
@@ -24,6 +25,8 @@ from protocol.work.learning import EvaluationSamples
 
 ROWS_MAX = 100
 """Number of evaluations in the table, the newest; the curve has all."""
+
+GOOD_BIAS = f"good: at most {LENGTH_BIAS_MAX}; above, long answers come too late"
 
 COLUMNS = (
     Column("version"),
@@ -51,14 +54,14 @@ SUITE_COLUMNS = (
 )
 
 
-def evaluation_parts(rows: Sequence[Mapping[str, Any]], unit: Unit) -> Any:
-    """Build a curve for each split and the table of evaluations, newest first."""
+def evaluation_parts(rows: Sequence[Mapping[str, Any]], unit: Unit, *, empty: str = "No evaluations yet.") -> Any:
+    """Build a curve for each split and the table of evaluations, newest first; without any, say `empty`."""
     made = [
         _curve(number, split, list(of_split))
         for number, (split, of_split) in enumerate(groupby(sorted(rows, key=itemgetter("split")), itemgetter("split")))
     ]
     listed = [_row(row, unit) for row in reversed(rows[-ROWS_MAX:])]
-    all_of_them = table(f"Evaluations; costs in {unit.name}", COLUMNS, listed, empty="No evaluations yet.")
+    all_of_them = table(f"Evaluations; costs in {unit.name}", COLUMNS, listed, empty=empty)
     if listed:
         summary = el("summary", f"{words.counted(len(listed), 'evaluation')}, with intervals and pass@k")
         all_of_them = el("details", summary, all_of_them, id="evaluations-table")
@@ -191,7 +194,8 @@ def render(figures: Training) -> str:
         strip(status, figures.now_ms, figures.age_ms, quality(status, figures.evaluations).text),
         live("learning", _learning(figures), heading="Is it learning?",
              lead="The reward and the score on problems that it never trains on should rise."),
-        live("evaluations", evaluation_parts(figures.evaluations, parse_unit(status.get("unit"))),
+        live("evaluations", evaluation_parts(figures.evaluations, parse_unit(status.get("unit")),
+                                             empty=without_evaluations(status)),
              heading="Evaluations"),
         suite_section(figures.suites),
         samples.section(figures.samples),
@@ -203,6 +207,18 @@ def render(figures: Training) -> str:
         live("incidents", _incidents(figures.incidents), heading="Incidents"),
         live("orders", _orders(figures.orders), heading="Orders"),
     )  # fmt: skip
+
+
+def without_evaluations(status: Mapping[str, Any]) -> str:
+    """Return the text of a round without evaluations: its score, if there is one, is the learner's own."""
+    measured = [status["accuracy_before"], status["accuracy_after"]]
+    if measured == [None, None]:
+        return "No evaluations yet."
+    before, after = map(words.percent, measured)
+    return (
+        "The nodes evaluated no version. The learner itself measured held-out problems: "
+        f"{before} before training, {after} after it."
+    )
 
 
 def _drawn(figures: Training, question: str, *others: tuple[bool, Markup]) -> Any:
@@ -242,7 +258,7 @@ def _health(figures: Training) -> Any:
         "wasted work": words.percent(status["in_vain_share"]),
         "staleness in updates": f"mean {age['mean']:.1f}, p99 {age['p99']}, max {age['max']}",
         "max staleness S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
-        "length bias": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
+        "length bias": words.DASH if (bias := status["length_bias"]) is None else f"{bias:.2f} × ({GOOD_BIAS})",
         "budget left": words.money(parse_unit(status.get("unit")), status["budget_micros"]),
     }
     if not status["external"]:

@@ -53,7 +53,10 @@ def render() -> str:
         el("title", "Check a round's ledger"),
         el("style", Markup(_static("style.css"))),
     )
-    main = el("main", el("h1", "Check a round's ledger"), el("p", LEAD, class_="lead"), _form(), _results(), id="main")
+    back = el("p", el("a", "Back to the round", href="/"), id="back", hidden=True)  # a saved copy has no round
+    main = el(
+        "main", back, el("h1", "Check a round's ledger"), el("p", LEAD, class_="lead"), _form(), _results(), id="main"
+    )
     body = el("body", main, el("script", Markup(script()), type="module"))
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 

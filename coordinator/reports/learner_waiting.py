@@ -106,6 +106,6 @@ def _nothing_comes(status: Mapping[str, Any], config: Config, backlog: int) -> s
 
 def _unmeasured(lately: float) -> str:
     return (
-        f"The learner waits {lately:.0%} of its time; the cause is known once an update, a broadcast and a group "
-        "have been measured."
+        f"The learner waits {lately:.0%} of its time, over its last {UPDATES_LATELY} updates; the cause is known "
+        "once an update, a broadcast and a group have been measured."
     )

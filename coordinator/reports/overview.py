@@ -66,7 +66,7 @@ def shown_age(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
 def _verdict(status: Mapping[str, Any]) -> Iterator[OverviewPart]:
     """Yield the reason if the round is stopped; else the learner's state and the alarm."""
     if status.get("stopped"):
-        yield OverviewPart("round", (status["stopped"],), "bad")
+        yield OverviewPart("state", (status["stopped"],), "bad")
         return
     learner = status["learner"]
     waits = learner["state"] in ("waits", "will wait", "stands")
@@ -140,7 +140,7 @@ def _round(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"{status['phase']}: {reached}{detail}"
     still = status.get("learner_outgoing_share_lately", 0.0)
     versions = f"saving and publishing {still:.0%} of its time lately, " if still else ""
-    yield f"learner idle {status['learner_idle_share']:.0%} of the whole round, {versions}" + (
+    yield f"the learner waited {status['learner_idle_share']:.0%} of the whole round, {versions}" + (
         f"at work on batch {status['batch']}" if status["batch"] > status["update"] else "no batch under way"
     )
     ages = {"last update": status.get("update_age_s"), "last learner request": status.get("learner_silent_s")}
@@ -221,8 +221,8 @@ def _prompts(selection: Mapping[str, int]) -> Iterator[str]:
 def _credit(status: Mapping[str, Any]) -> Iterator[str]:
     credit, left, unit = status["credit"], status["budget_micros"], parse_unit(status.get("unit"))
     yield (
-        f"earned {unit.figure(credit['posted_micros'])}, in escrow {unit.figure(credit['pending_micros'])}, "
-        f"taken back {unit.amount(credit['voided_micros'])}"
+        f"earned {unit.short_figure(credit['posted_micros'])}, "
+        f"in escrow {unit.short_figure(credit['pending_micros'])}, taken back {unit.amount(credit['voided_micros'])}"
     )
     spent = credit["posted_micros"] + credit["pending_micros"]
     lasts = f", about {left * status['update'] // spent:,} more updates at the current cost" if spent else ""

@@ -21,6 +21,9 @@ LOOK_AGAIN_S = 0.25
 ASKS_AT_ONCE = 32
 """Requests whose queries are recorded at once; others wait here, and not in the line of the nodes' requests."""
 
+NEWS_MAX = 64
+"""News of a request that it has not read; for a slow reader, growth beyond it stays in the store."""
+
 News = asyncio.Queue[tuple[int, Growth | QueryAnswer]]
 """The queue of a request: the growth of its queries, and then each one's answer, once, with the query's number."""
 
@@ -37,6 +40,9 @@ class QueryWatch:
         """The queries whose callers read them while they grow."""
         self._came = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     @contextmanager
     def awaited(self, numbers: Collection[int], *, grows: bool = False) -> Iterator[News]:
@@ -64,7 +70,10 @@ class QueryWatch:
         while self._waiting:
             self._came.clear()
             try:
-                grown, answers = await self._database.read(_read, list(self._waiting), dict(self._reading))
+                reading = {
+                    number: until for number, until in self._reading.items() if self._waiting[number].qsize() < NEWS_MAX
+                }
+                grown, answers = await self._database.read(_read, list(self._waiting), reading)
             except Exception:  # the store may be available again later
                 log.exception("could not read the answers to queries")
                 grown, answers = {}, {}

@@ -1,8 +1,8 @@
 """API keys: who may query the endpoint, and for how much, as effects.
 
 - A key is shown once, when it is made. The store has only its digest.
-- Each open query reserves what its dearest answer costs; when it ends, the key is charged what nodes were credited. So
-  a key never spends more than its budget, which is a part of the round's.
+- Each open query reserves what its dearest answer costs, at least 1 micro-unit in a round that pays; when it ends, the
+  key is charged what nodes were credited. So a key never spends more than its budget, which is a part of the round's.
 - The usage of a key is counted at the key and by day (`coordinator.transactions.key_days`), when an answer is accepted
   or retracted: its queries are deleted some day.
 - A revoked or expired key asks nothing more. Its open queries are answered and charged.
@@ -61,6 +61,11 @@ _reserve = Prepared(
         reserved_micros=api_keys.c.reserved_micros + _more,
         used_ms=sa.bindparam("now", type_=sa.BigInteger),
     )
+)
+_reserve_more = Prepared(
+    sa.update(api_keys)
+    .where(api_keys.c.number == sa.bindparam("which"), _left >= _more)
+    .values(reserved_micros=api_keys.c.reserved_micros + _more)
 )
 _settle = Prepared(
     sa.update(api_keys)
@@ -202,6 +207,11 @@ def reserve(connection: sa.Connection, number: int, micros: int, unit: Unit, *, 
             f"This query may cost {unit.exact(micros)}, and {left_over} are left of the key's budget.",
             hint="Ask for fewer tokens, wait for open queries to end, or ask the operator for a larger budget.",
         )
+
+
+def reserve_more(connection: sa.Connection, number: int, micros: int) -> bool:
+    """Reserve more for a query that is under way; return False if the budget does not cover it."""
+    return bool(_reserve_more(connection, which=number, micros=micros).rowcount)
 
 
 def charge(

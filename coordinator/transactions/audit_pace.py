@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import WAITS, audits
 from ledger.tables import claims_table
+from protocol.text.plain import counted
 
 RECENT = 32
 
@@ -106,8 +107,8 @@ def alarm(pace: AuditPace, backlog_max: int) -> str:
     if not eased:
         return ""
     behind = (
-        f"Auditors do not keep up: {pace.waiting:,} claims wait, {pace.waiting_tokens:,} tokens, and from "
-        f"audit.backlog_max = {backlog_max:,} on no work is offered. "
+        f"Auditors do not keep up: {pace.waiting:,} claims of {pace.waiting_tokens:,} tokens wait. "
+        f"At {backlog_max:,} waiting claims (audit.backlog_max) nodes get no more work. "
     )
     rates = "Owners whose work was found right are audited less meanwhile, and paid later. "
     if not pace.auditor_tokens_per_s:
@@ -115,9 +116,9 @@ def alarm(pace: AuditPace, backlog_max: int) -> str:
     wanted = max(pace.auditors_needed, 1)
     threads = f"{pace.threads} thread{'' if pace.threads == 1 else 's'} each"
     return (
-        f"{behind}{rates}An auditor checks {pace.auditor_tokens_per_s:,.0f} tokens/s, and "
-        f"{pace.incoming_tokens_per_s:,.0f} come in: {wanted} with {threads} would suffice. Start another "
-        "`swarm-coordinator auditor`, or raise audit.threads."
+        f"{behind}{rates}One auditor checks {pace.auditor_tokens_per_s:,.0f} tokens/s; claims of "
+        f"{pace.incoming_tokens_per_s:,.0f} tokens/s arrive. {counted(wanted, 'auditor')} with {threads} would keep "
+        "up: start another `swarm-coordinator auditor`, or raise audit.threads."
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import key_days
+from coordinator.store.tables import api_keys, key_days
 from ledger.prepared import Prepared
 from protocol import limits
 
@@ -57,8 +57,9 @@ def list_days(
     """
     sums: list[Any] = [sa.func.sum(column).label(column.name) for column in _counted]
     stmt = sa.select(key_days.c.day, *sums).where(key_days.c.day > now_ms // DAY_MS - days)
-    if api_key is not None:
-        stmt = stmt.where(key_days.c.api_key == api_key)
+    # The primary key finds the days of a named key, so those of all are named: the rows of all years are many.
+    named = key_days.c.api_key.in_(sa.select(api_keys.c.number)) if api_key is None else key_days.c.api_key == api_key
+    stmt = stmt.where(named)
     rows = connection.execute(stmt.group_by(key_days.c.day).order_by(key_days.c.day))
     return [{"day": _date(day), **KeyUsage(*map(int, counts))._asdict()} for day, *counts in rows]
 

@@ -385,7 +385,7 @@ def _give(
         if fits and turn:
             lease = _continue(turn.lease, turn.prefixes, draw, price, terms, now_ms)
         elif fits:
-            lease = _continue_partials(partials, draw, price, terms, now_ms)
+            lease = _continue_partials(connection, group_no, partials, draw, price, terms, now_ms)
         if lease is None:
             if turn is not None:
                 turns.abandon(connection, group_no)
@@ -477,18 +477,30 @@ def _begin(
 
 
 def _continue_partials(
-    partials: list[Told], draw: PromptDraw, price: int, terms: LeaseTerms, now_ms: int
+    connection: sa.Connection,
+    group_no: int,
+    partials: list[Told],
+    draw: PromptDraw,
+    price: int,
+    terms: LeaseTerms,
+    now_ms: int,
 ) -> Lease | None:
-    """Return a lease that continues partial rollouts; None if that could cost more than a new start."""
+    """Return a lease that continues partial rollouts.
+
+    Return None if that could cost more than a new start, or more than a query's key has left.
+    """
     if not partials:
         return None
     last = partials[-1]
     most = last.lease.completion_max(terms.max_new_tokens)
     left = last.lease.samples * most - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
     begun_anew = terms.max_cost_micros(price, last.lease.samples, most)
-    if sum(partial.pending.amount_micros for partial in partials) + amount(left, price) > begun_anew:
+    credited = sum(partial.pending.amount_micros for partial in partials)
+    if credited + amount(left, price) > begun_anew:
         return None
-    return _continue(last.lease, last.prefixes, draw, price, terms, now_ms)
+    lease = _continue(last.lease, last.prefixes, draw, price, terms, now_ms)
+    most_micros = credited + amount(left + lease.context_tokens_paid, price)
+    return lease if queries.is_covered(connection, group_no, most_micros) else None
 
 
 def _continue(

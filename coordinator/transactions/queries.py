@@ -9,8 +9,9 @@
   first, then the oldest query: a key with a thousand queries does not delay a key with one. Its caller may give
   queries a priority, which orders those of one key and nobody else's.
 - A query may name the highest price at which it is sampled: nodes that ask more do not get it, and it reserves less.
-- If a node is lost, another one continues from its fragments. A query with `report_every_ms` has fragments from the
-  start: its caller reads the tokens while they are sampled (`coordinator.transactions.query_answers`).
+- If a node is lost, another one continues from its fragments. Reading these costs more where the round pays for
+  contexts: if the key's budget does not cover it, the answer begins anew. A query with `report_every_ms` has fragments
+  from the start: its caller reads the tokens while they are sampled (`coordinator.transactions.query_answers`).
 - An ended query is deleted after `store.queries_d` days, once every claim for it is settled: no audit can change any
   more what its key was charged. Leases, claims, audits and the ledger stay: they prove what nodes were paid.
 - An open lease of a withdrawn query is surplus: its node may stop, and is paid if it does not. Its key is not charged.
@@ -133,6 +134,12 @@ _waiting = Prepared(
     WaitingQuery,
 )
 _asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")), QueryRow)
+_open_query_of = Prepared(sa.select(queries).where(queries.c.group_no == sa.bindparam("group"), QUERY_OPEN), QueryRow)
+_change_reserved = Prepared(
+    sa.update(queries)
+    .where(queries.c.number == sa.bindparam("which"))
+    .values(reserved_micros=sa.bindparam("micros", type_=sa.BigInteger))
+)
 _forgotten = Prepared(
     sa.select(queries.c.number).where(QUERY_OPEN, queries.c.until_ms <= sa.bindparam("now", type_=sa.BigInteger))
 )
@@ -187,11 +194,14 @@ class Query:
     max_price: int | None = None
     """The highest price of a node that may answer, in micro-units per million tokens; None: the round's."""
 
-    def max_cost_micros(self, terms: LeaseTerms, price: int) -> int:
-        """Return the cost of the dearest answer at a price, or at its own highest price if that is lower."""
-        price = price if self.max_price is None else min(price, self.max_price)
+    def max_cost_micros(self, terms: LeaseTerms, dearest_price: int) -> int:
+        """Return the cost of the dearest answer at a price, or at its own highest price if that is lower.
+
+        It is at least 1 in a round that pays: a used-up budget opens no query at all.
+        """
+        price = dearest_price if self.max_price is None else min(dearest_price, self.max_price)
         context = terms.context_tokens_paid(pack_tokens(list(self.prompt)), ())
-        return amount(self.samples * self.tokens_max + context, price)
+        return max(amount(self.samples * self.tokens_max + context, price), min(1, dearest_price))
 
 
 def ask(
@@ -200,13 +210,16 @@ def ask(
     asked: Sequence[Query],
     *,
     terms: LeaseTerms,
-    max_price: int,
+    dearest_price: int,
     patience_ms: int,
     now_ms: int,
     open_max: int = OPEN_MAX,
     key_open_max: int = KEY_OPEN_MAX,
 ) -> list[int]:
-    """Record the queries of one request by an API key, all or none, and return their numbers."""
+    """Record the queries of one request by an API key, all or none, and return their numbers.
+
+    `dearest_price` is the highest price that the round pays, any bonus included.
+    """
     number = api_keys.number_of(connection, key, now_ms=now_ms)
     _end_forgotten(connection, now_ms)
     _require_room(connection, number, len(asked), open_max, key_open_max)
@@ -214,7 +227,7 @@ def ask(
     last, lowest = ends.last or 0, min(0, ends.lowest or 0)
     numbers = list[int]()
     for place, query in enumerate(asked, 1):
-        cost = query.max_cost_micros(terms, max_price)
+        cost = query.max_cost_micros(terms, dearest_price)
         api_keys.reserve(connection, number, cost, terms.unit, now_ms=now_ms)
         row = {
             "number": last + place,
@@ -292,6 +305,21 @@ def first_lease(
         tokens_max=row.tokens_max if row.tokens_max < terms.max_new_tokens else 0,
         report_every_ms=row.report_every_ms or 0,
     )
+
+
+def is_covered(connection: sa.Connection, group_no: int, cost_micros: int) -> bool:
+    """Return True if a continued answer may cost this much: reserve what is missing, if the key's budget has it.
+
+    It is True, too, for a group that is no open query.
+    """
+    row = _open_query_of(connection, group=group_no).first()
+    more = 0 if row is None else cost_micros - row.reserved_micros
+    if row is None or more <= 0:
+        return True
+    if not api_keys.reserve_more(connection, row.api_key, more):
+        return False
+    _change_reserved(connection, which=row.number, micros=cost_micros)
+    return True
 
 
 def record_answer(connection: sa.Connection, number: int, now_ms: int) -> None:

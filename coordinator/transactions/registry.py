@@ -159,7 +159,7 @@ def register(
     if message.price_micros_per_mtok > max_price:
         raise PriceTooHigh(
             f"This round pays at most {unit.price(max_price)}, not {unit.exact(message.price_micros_per_mtok)}.",
-            hint=f"Join with --price {max_price} (in millionths) or less.",
+            hint=f"Join with --price {max_price} ({unit.price(max_price)}) or less.",
         )
     values = {
         "price_micros_per_mtok": message.price_micros_per_mtok,

@@ -34,9 +34,13 @@ def record_signature(
     """Record a note that a witness has signed; a note that covers entries lost in a gap is stale."""
     notes = witness.vouched([data], keys.newest_first, witnesses)
     if not notes:
+        ours = {(key.name, key.id) for key in keys.newest_first}
+        others = [line for line in note.parse(data).signatures if (line.name, line.key_id) not in ours]
+        if not others:
+            raise NotWitnessed("No witness has signed this checkpoint.", hint="Sign it: `swarm-node ledger witness`.")
         raise NotWitnessed(
-            "None of this round's witnesses has signed this checkpoint.",
-            hint="Ask the operator to name the key in ledger.witnesses.",
+            f"Your key {others[0].name[:80]} is not in the round's list of witnesses.",
+            hint="Ask the operator to add it to ledger.witnesses; `swarm-node ledger witness` prints it.",
         )
     if keys.open(data)[1]:
         return CosignatureReply(outcome="stale")

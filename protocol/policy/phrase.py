@@ -27,4 +27,9 @@ def phrase(fingerprint: str) -> str:
 
 def is_phrase_of(text: str, fingerprint: str) -> bool:
     """Return True if a typed phrase is the one of this fingerprint; case, commas and hyphens do not count."""
-    return re.findall(r"[a-z]+", text.lower()) == phrase(fingerprint).split()
+    return words_of(text) == phrase(fingerprint).split()
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a typed phrase."""
+    return re.findall(r"[a-z]+", text.lower())

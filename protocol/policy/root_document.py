@@ -36,9 +36,9 @@ def fingerprint(root: bytes) -> str:
 
 def pin(root: bytes, expected: str) -> Documents:
     """Step 1 for a node that joins: accept the first root because the join string names it."""
-    if fingerprint(root) != expected:
+    if (found := fingerprint(root)) != expected:
         raise UntrustedRoot(
-            f"The coordinator's root has fingerprint {fingerprint(root)[:16]}…, the join string has {expected[:16]}….",
+            f"The fingerprint of the coordinator's root is {found}, and the join string has {expected}.",
             hint="Copy the whole join string again. If it is correct, another server answers as the coordinator.",
         )
     return Documents(round_id=expected, root=root)

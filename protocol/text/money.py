@@ -4,6 +4,8 @@
 - A name is untrusted text: up to 12 ASCII letters, hyphens and dots, or one currency sign. So it cannot carry markup,
   control characters, digits that would read as part of the amount, or letters that imitate a known currency.
 - An amount that the decimals would show as zero has two significant digits instead: 0.0038 EUR is not 0.00 EUR.
+- In a sentence, an amount ends after two decimals if the others are zero: 1,000.00 EUR, not 1,000.0000 EUR. Figures in
+  columns keep all decimals.
 - A name promises nothing: a round pays what its ledger records as paid.
 """
 
@@ -38,19 +40,30 @@ class Unit(NamedTuple):
     decimals: int = DEFAULT_DECIMALS
 
     def figure(self, micros: float, *, separator: str = ",") -> str:
-        """Return an amount without the unit's name, rounded to the decimals."""
+        """Return an amount for a column, without the unit's name, rounded to the decimals."""
         return _decimal(round(micros), self._decimals_for(micros), separator)
 
     def amount(self, micros: float, *, separator: str = ",") -> str:
-        """Return an amount with the unit's name, rounded to the decimals."""
-        return f"{self.figure(micros, separator=separator)} {self.name}"
+        """Return an amount with the unit's name, rounded to the decimals, without zeros after the second."""
+        return f"{self.short_figure(micros, separator=separator)} {self.name}"
+
+    def short_figure(self, micros: float, *, separator: str = ",") -> str:
+        """Return an amount in a sentence that names the unit later: as `amount` shows it."""
+        figure = self.figure(micros, separator=separator)
+        return figure if self._decimals_for(micros) > self.decimals else self._short(figure)
+
+    def between(self, low_micros: float, high_micros: float) -> str:
+        """Return a range of amounts with the unit's name; one amount if both are shown alike."""
+        low, high = self.short_figure(low_micros), self.amount(high_micros)
+        return high if high == f"{low} {self.name}" else f"{low} to {high}"
 
     def exact(self, micros: int, *, separator: str = ",") -> str:
         """Return an amount with the unit's name and every decimal that is not zero, for payments and limits."""
-        text = _decimal(micros, MICRO_DECIMALS, separator)
-        whole, _, part = text.partition(".")
-        part = part.rstrip("0").ljust(min(self.decimals, 2), "0")
-        return f"{whole}.{part} {self.name}" if part else f"{whole} {self.name}"
+        return f"{self.exact_figure(micros, separator=separator)} {self.name}"
+
+    def exact_figure(self, micros: int, *, separator: str = ",") -> str:
+        """Return an exact amount without the unit's name."""
+        return self._short(_decimal(micros, MICRO_DECIMALS, separator))
 
     def price(self, micros_per_mtok: int) -> str:
         """Return a price per million tokens."""
@@ -59,6 +72,12 @@ class Unit(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return the unit as the root document and the public figures have it."""
         return {"name": self.name, "decimals": self.decimals}
+
+    def _short(self, figure: str) -> str:
+        """Return a figure without zeros at its end; those of the first two decimals that the unit has stay."""
+        whole, _, part = figure.partition(".")
+        part = part.rstrip("0").ljust(min(self.decimals, 2), "0")
+        return f"{whole}.{part}" if part else whole
 
     def _decimals_for(self, micros: float) -> int:
         """Return the decimals for an amount: more than the unit's own if it would be shown as zero."""
@@ -122,17 +141,21 @@ class EarningPace(NamedTuple):
         return EarningPace(self.hour_micros + other.hour_micros, self.day_micros + other.day_micros, longest)
 
 
-def pace_text(unit: Unit, pace: EarningPace, *, separator: str = ",") -> str:
-    """Return the earnings per hour and per day with their trend, or why there is no rate yet."""
+def pace_text(unit: Unit, pace: EarningPace, *, separator: str = ",", finished: bool = False) -> str:
+    """Return the earnings per hour and per day with their trend, or why there is no rate.
+
+    Nothing can be earned in a `finished` round, and minutes of earning are no basis for a day.
+    """
     hourly, mean = pace.per_hour, pace.mean_per_hour
+    if finished:
+        return "none: the round is finished"
     if pace.earning_s is None:
         return "no credit counted in the last day; new credit is counted within two minutes"
     if hourly is None or mean is None:
         return "too early for a rate: the first credit is less than 5 min old"
     per_hour = f"{unit.amount(hourly, separator=separator)} per hour"
     if pace.earning_s < HOUR_S:
-        daily = unit.amount(hourly * 24, separator=separator)
-        return f"about {per_hour}, {daily} per day (from {pace.earning_s / 60:.0f} min)"
+        return f"about {per_hour} (from {pace.earning_s / 60:.0f} min)"
     if pace.earning_s < DAY_S:
         daily = f"about {unit.amount(mean * 24, separator=separator)} per day (from {pace.earning_s / HOUR_S:.0f} h)"
     else:
@@ -145,7 +168,7 @@ def trend_text(unit: Unit, pace: EarningPace, *, separator: str = ",") -> str:
     trend, mean = pace.trend, pace.mean_per_hour
     if trend is None or mean is None:
         return ""
-    usual = f"the mean of {unit.figure(mean, separator=separator)} per hour"
+    usual = f"the mean of {unit.short_figure(mean, separator=separator)} per hour"
     if abs(trend) <= STEADY_SHARE:
         return f"; the last hour is near {usual}"
     where = "above" if trend > 0 else "below"
@@ -155,14 +178,19 @@ def trend_text(unit: Unit, pace: EarningPace, *, separator: str = ",") -> str:
 
 def next_payout(unit: Unit, next_ms: int | None, minimum_micros: int, now_ms: int, separator: str = ",") -> str:
     """Return when the next payout is due, and the balance that it needs."""
-    least = f"for balances of {unit.exact(minimum_micros, separator=separator)} or more"
+    least = f"(minimum balance {unit.exact(minimum_micros, separator=separator)})"
     if next_ms is None:
-        return f"no date is announced; {least}"
+        return f"not scheduled {least}"
     try:
         day = f"{datetime.fromtimestamp(next_ms / 1000, UTC):%Y-%m-%d}"
     except (ValueError, OverflowError, OSError):
-        return f"no date is announced; {least}"
-    return f"due on {day}, {least}" if next_ms > now_ms else f"overdue since {day}, {least}"
+        return f"not scheduled {least}"
+    return f"due on {day} {least}" if next_ms > now_ms else f"overdue since {day} {least}"
+
+
+def unitless_price(micros_per_mtok: int) -> str:
+    """Return a price per million tokens where the round's unit is not known; the text beside it says so."""
+    return CREDITS.exact_figure(micros_per_mtok)
 
 
 def checked_name(name: str) -> str:

@@ -18,6 +18,11 @@ def plural(count: int, noun: str, many: str = "") -> str:
     return noun if count == 1 else many or f"{noun}s"
 
 
+def number_text(value: float) -> str:
+    """Return a number without a needless decimal point or exponent: `80`, `0.5`, `1000000`."""
+    return str(int(value)) if float(value).is_integer() else repr(round(float(value), 6))
+
+
 def size_text(count: float) -> str:
     """Return a number of bytes with its unit, as `1.25 GB`."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

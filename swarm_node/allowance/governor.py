@@ -35,7 +35,7 @@ from swarm_node.allowance import settings
 from swarm_node.allowance.round_gate import OwnerPause, RoundGate, find_round
 from swarm_node.allowance.rules import GB, CardReadings, Decision, Readings, decide, decide_card
 from swarm_node.base.disk import write_durably
-from swarm_node.coordinator_api.join_string import JoinString
+from swarm_node.coordinator_api.join_string import JoinString, parse
 from swarm_node.machine import gpu, use
 
 FILE = "uploads.json"
@@ -172,6 +172,8 @@ class Governor:
         self._measured: dict[str, Any] = {}
         self.leaving = trio.Event()
         """Set by `leave`, and when a finishing node has no work left."""
+        self.left_by = ""
+        """The signal that ends the agent; empty if none came."""
         self.next_round = ""
         """Join string of the round that the node moves to when it has finished; empty: it ends."""
         self.cards = gpu.GpuProbe()
@@ -243,6 +245,12 @@ class Governor:
 
     def move(self, join_string: str) -> None:
         """Finish, and continue with another round; `resume` and `finish` cancel this."""
+        other = parse(join_string)
+        if [gate.join.round_id for gate in self._rounds] == [other.round_id]:
+            raise ConfigInvalid(
+                f"This node already takes part in the round at {other.url}.",
+                hint="`swarm-node resume` continues after `pause` or `finish`.",
+            )
         self.finish()
         self.next_round = join_string
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 
 from protocol.errors import ConfigInvalid
-from swarm_node.allowance.rules import Decision, LimitReason
+from swarm_node.allowance.rules import Decision, LimitReason, with_others
 from swarm_node.coordinator_api.join_string import JoinString
 
 ROUND_ID_CHARS_MIN = 6
@@ -68,7 +68,8 @@ class RoundGate:
         node, own = self._node.decision, list[LimitReason]()
         if self.pause.paused:
             until = f" until {self.pause.until:%H:%M}" if self.pause.until else ""
-            own.append(LimitReason("paused", f"round paused by you{until}; `swarm-node resume {self.name}` continues"))
+            paused = LimitReason("paused", f"round paused by you{until}; `swarm-node resume {self.name}` continues")
+            own.append(with_others(paused, bool(node.reasons)))
         if self.is_finishing:
             own.append(LimitReason("finishing", "finishing: the agent leaves this round after the current groups"))
         return node._replace(reasons=(*node.reasons, *own)) if own else node

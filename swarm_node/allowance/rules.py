@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from protocol import limits as bounds
+from protocol.text.money import unitless_price
 from swarm_node.allowance.settings import CardLimits, Limits
 
 Why = Literal["paused", "finishing", "hours", "idle", "battery", "power", "heat", "price", "upload"]
@@ -117,8 +118,10 @@ NO_CARDS: Mapping[int, Decision] = MappingProxyType({})
 def decide(limits: Limits, seen: Readings, cards: Mapping[int, Decision] = NO_CARDS) -> Decision:
     """Apply the owner's limits to the readings; with `cards`, the node works if a card may."""
     power = _power(limits, seen.watts, resting=seen.resting)
-    checks = (_asked(seen), _hours(limits, seen.now, limits.zone), _idle(limits, seen), _battery(limits, seen), power)
+    checks = (_hours(limits, seen.now, limits.zone), _idle(limits, seen), _battery(limits, seen), power)
     reasons = tuple(reason for reason in (*checks, _price(limits, seen)) if reason is not None)
+    asked = _asked(seen)
+    reasons = (with_others(asked, bool(reasons)), *reasons) if asked else reasons
     if cards and not any(card.may_work for card in cards.values()):
         reasons += tuple(
             LimitReason(reason.why, f"card {number}: {reason.said}")
@@ -133,12 +136,13 @@ def decide_card(number: int, limits: Limits, seen: CardReadings) -> Decision:
     """Apply the owner's limits of one card to its readings."""
     own = limits.of_card(number)
     checks = (
-        _paused(seen.paused, seen.paused_until, f" --card {number}"),
         _hours(own, seen.now, limits.zone),
         _power(own, seen.watts, resting="power" in seen.resting),
         _heat(own, seen),
     )
-    return Decision(tuple(reason for reason in checks if reason is not None))
+    reasons = tuple(reason for reason in checks if reason is not None)
+    paused = _paused(seen.paused, seen.paused_until, f" --card {number}")
+    return Decision((with_others(paused, bool(reasons)), *reasons) if paused else reasons)
 
 
 def within(hours: tuple[time, time], now: time) -> bool:
@@ -162,6 +166,14 @@ def _paused(paused: bool, until: datetime | None, option: str = "") -> LimitReas
         return None
     when = f" until {until:%H:%M}" if until else ""
     return LimitReason("paused", f"paused by you{when}; `swarm-node resume{option}` continues")
+
+
+def with_others(asked: LimitReason, has_others: bool) -> LimitReason:
+    """Return the owner's order as the first of several reasons: `resume` alone would not continue the work."""
+    if not has_others or asked.why != "paused":
+        return asked
+    said, _, command = asked.said.removesuffix(" continues").partition("; ")
+    return LimitReason(asked.why, f"{said} ({command} ends the pause)")
 
 
 def _hours(limits: CardLimits, now: datetime, zone: str) -> LimitReason | None:
@@ -215,8 +227,9 @@ def _heat(limits: CardLimits, seen: CardReadings) -> LimitReason | None:
 def _price(limits: Limits, seen: Readings) -> LimitReason | None:
     if seen.price_micros_per_mtok >= limits.price_floor:
         return None
-    said = f"your price is {seen.price_micros_per_mtok}, below your minimum of {limits.price_floor}"
-    return LimitReason("price", f"{said} millionths of the unit per million tokens: join with a higher --price")
+    price, floor = unitless_price(seen.price_micros_per_mtok), unitless_price(limits.price_floor)
+    said = f"your price is {price} per million tokens, below your minimum of {floor} (both in the round's unit)"
+    return LimitReason("price", f"{said}: join with --price {limits.price_floor}, or lower `limits --price-floor`")
 
 
 def _no_upload(limits: Limits, seen: Readings) -> str:

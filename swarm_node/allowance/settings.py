@@ -11,15 +11,19 @@ import re
 import tomllib
 from datetime import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from protocol import limits as bounds
 from protocol.errors import ConfigInvalid
+from protocol.text.plain import number_text
 from swarm_node.base.disk import disk_named, write_durably
 from swarm_node.engine.turn_cache import TURNS_MIB
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 FILE = "limits.toml"
 """File in a node's home."""
@@ -36,7 +40,7 @@ class CardLimits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     hours: str = Field("", description="working hours, such as 22:00-07:00; empty: always")
-    celsius: float = Field(0.0, ge=0, le=150, description="maximum temperature of a graphics card; 0: no limit")
+    celsius: float = Field(0.0, ge=0, le=150, description="maximum temperature of a graphics card in °C; 0: no limit")
     power_watts: float = Field(
         0.0, ge=0, le=100_000, description="maximum mean power of the GPU in watts, kept by pauses; 0: no limit"
     )
@@ -83,7 +87,8 @@ class Limits(CardLimits):
         0,
         ge=0,
         le=bounds.PRICE_MAX_MICROS_PER_MTOK,
-        description="decline leases that pay less per million tokens, in millionths of the round's unit",
+        description="decline leases that pay less per million tokens, in millionths of the round's unit: 1000000 is "
+        "1.00",
     )
     best_paid_first: bool = Field(
         False,
@@ -138,10 +143,33 @@ def checked(values: dict[str, Any]) -> Limits:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "?"
-        said = first["msg"].removeprefix("Value error, ")
-        raise ConfigInvalid(
-            f"{key} = {first['input']!r}: {said}.", hint=f"Known limits: {', '.join(Limits.model_fields)}."
-        ) from None
+        raise ConfigInvalid(f"{key} = {first['input']!r}: {_why(first)}.", hint=_hint(first)) from None
+
+
+def _why(error: "ErrorDetails") -> str:
+    """Return why a value is refused."""
+    bounds_ = error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            return "there is no such limit"
+        case "less_than_equal":
+            return f"the highest value is {number_text(bounds_['le'])}"
+        case "greater_than_equal":
+            return f"the lowest value is {number_text(bounds_['ge'])}"
+        case "greater_than":
+            return f"the value must be above {number_text(bounds_['gt'])}"
+    return error["msg"].removeprefix("Value error, ")
+
+
+def _hint(error: "ErrorDetails") -> str:
+    """Return the meaning of a limit whose value is wrong, or the names of all limits."""
+    of_card = error["loc"][0] == "cards" and len(error["loc"]) > 2
+    fields = (CardLimits if of_card else Limits).model_fields
+    field = fields.get(str(error["loc"][-1 if of_card else 0]))
+    if field is None:
+        return f"Known limits{' of a card' if of_card else ''}: {', '.join(fields)}."
+    about = str(field.description)
+    return f"{about[0].upper()}{about[1:]}."
 
 
 def changed(home: Path, given: dict[str, Any], *, card: int | None = None) -> Limits:

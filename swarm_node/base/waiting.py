@@ -55,6 +55,34 @@ class EitherEvent:
         await first_of(*(event.wait for event in self._events))
 
 
+class Stoppable:
+    """A run that another task may stop, and whose end it then awaits."""
+
+    def __init__(self) -> None:
+        self._scope, self._ended = trio.CancelScope(), trio.Event()
+
+    @property
+    def is_stopped(self) -> bool:
+        """True once `stop` was called."""
+        return self._scope.cancel_called
+
+    async def run(self, act: Callable[[], Awaitable[None]], at_end: Callable[[], Awaitable[None]]) -> None:
+        """Do `act` until it ends or is stopped, and then `at_end`, also when cancelled."""
+        try:
+            with self._scope:
+                await act()
+        finally:
+            try:
+                await at_end()
+            finally:
+                self._ended.set()
+
+    async def stop(self) -> None:
+        """End the run; return when its end is done."""
+        self._scope.cancel()
+        await self._ended.wait()
+
+
 async def finish_when_cancelled(act: Callable[[], Awaitable[T]], *, patience_s: float) -> T:
     """Return the result of `act`. When cancelled, continue for `patience_s`, so that the answer can be recorded.
 

@@ -1,14 +1,25 @@
 """`swarm-node status`, `pause`, `snooze`, `resume`, `finish`, `leave`, `limits`: the owner's control of an agent."""
 
 import json
+import shutil
+import textwrap
+from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protocol.text.lesson import lesson
+from protocol.text.money import unitless_price
 from protocol.text.option_groups import with_option_groups
+from protocol.text.plain import number_text
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, CardOption, Home, LimitOptions
+
+if TYPE_CHECKING:
+    from swarm_node.allowance.settings import Limits
+
+LIMITS_COLUMNS = 120
+"""Width of the table of limits without a terminal."""
 
 RoundArgument = Annotated[
     str | None,
@@ -20,6 +31,7 @@ RoundArgument = Annotated[
 ]
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage."
+LIMITS_EXIT_CODES = "Exit codes: 0 done, also without a running agent; 1 failed, 2 wrong usage."
 
 
 def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
@@ -54,7 +66,9 @@ def pause(
 
 
 def snooze(
-    minutes: Annotated[float, typer.Argument(min=1, max=7 * 24 * 60, help="Minutes until work continues by itself.")],
+    minutes: Annotated[
+        float, typer.Argument(metavar="MINUTES", min=1, max=7 * 24 * 60, help="Minutes until work continues by itself.")
+    ],
     round_name: RoundArgument = None,
     card: CardOption = None,
     home: Home = DEFAULT_HOME,
@@ -119,16 +133,20 @@ def limits(
     from swarm_node.keys import identity
 
     named = changes.typed() | ({} if threads is None else {"threads": threads})
+    before = settings.read(home)
     current = settings.changed(home, named, card=card)
     if named:
         settings.write(home, current)
     if as_json:
         typer.echo(current.model_dump_json())
         return
-    values = current.model_dump()
-    for name, field in settings.Limits.model_fields.items():
-        typer.echo(f"{name:<15} {json.dumps(values[name]):<16} {field.description}")
-    typer.echo(str(home / settings.FILE))
+    columns = shutil.get_terminal_size((LIMITS_COLUMNS, 24)).columns
+    typer.echo("\n".join(changed_lines(before, current, card) if named else limit_lines(current, columns)))
+    typer.echo(
+        f"Saved in {home / settings.FILE}; a running agent applies it within seconds."
+        if named
+        else str(home / settings.FILE)
+    )
     if not (home / identity.FILE).exists():
         typer.echo(
             f"No node in {home} yet. The next `join` with this folder applies these limits; --home selects another."
@@ -140,6 +158,46 @@ def limits(
         )
     if named.keys() & {"vram_share", "turns_mib", "threads"}:
         typer.echo("vram_share, turns_mib and threads apply from the next start of the agent.")
+
+
+def limit_lines(current: "Limits", columns: int) -> "Iterator[str]":
+    """Yield a row for each limit, with its meaning, and a row for each card that has limits of its own."""
+    for name, field in type(current).model_fields.items():
+        if name != "cards":
+            start = f"{name:<15} {limit_text(name, getattr(current, name)):<16} "
+            about = str(field.description)
+            yield from textwrap.wrap(start + about, max(columns, 60), subsequent_indent=" " * len(start)) or [start]
+    for number, own in sorted(current.cards.items(), key=lambda item: int(item[0])):
+        if values := own.model_dump(exclude_defaults=True):
+            own_texts = (f"{name} {limit_text(name, value)}" for name, value in values.items())
+            yield f"card {number:<10} {', '.join(own_texts)}"
+
+
+def changed_lines(before: "Limits", after: "Limits", card: int | None) -> "Iterator[str]":
+    """Yield a line for each limit of the node or of a card that was changed."""
+    from swarm_node.allowance.settings import CardLimits
+
+    old, new = (limits if card is None else limits.cards.get(str(card), CardLimits()) for limits in (before, after))
+    where = "" if card is None else f"card {card}: "
+    rows = [
+        (name, getattr(old, name), getattr(new, name))
+        for name in type(new).model_fields
+        if name != "cards" and getattr(old, name) != getattr(new, name)
+    ]
+    for name, was, now in rows:
+        yield f"{where}{name} is now {limit_text(name, now)}, was {limit_text(name, was)}"
+    if not rows:
+        yield f"{where}nothing changed: the limits had these values already"
+
+
+def limit_text(name: str, value: str | float | bool) -> str:
+    """Return a limit's value: a price with its amount in the unit, and a dash for an empty text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value or "–"
+    text = number_text(value)
+    return f"{text} ({unitless_price(int(value))})" if name == "price_floor" and value else text
 
 
 def _where(round_name: str | None, card: int | None) -> str:
@@ -177,4 +235,5 @@ def add_to(app: typer.Typer) -> None:
             "`status` shows when a limit prevents work.",
         ),
     ):
-        app.command(epilog=lesson(example, then, EXIT_CODES))(command)
+        codes = LIMITS_EXIT_CODES if command is limits else EXIT_CODES
+        app.command(epilog=lesson(example, then, codes))(command)

@@ -36,18 +36,17 @@ def appeal(
     import trio
 
     from protocol.work.appeal import Appeal, seal_appeal
-    from swarm_node.coordinator_api import join_string as joining
+    from swarm_node.commands.why import round_of_lease
     from swarm_node.coordinator_api import last_round
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.keys import identity
-    from swarm_node.work.lease_log import LeaseLog
 
     join_string, lease = last_round.with_round(join_string, lease)
     if not lease:
         raise ConfigInvalid("The command needs a lease.", hint="Run `swarm-node why` to list the last leases.")
-    join = last_round.chosen(join_string, home)
+    joins = last_round.all_chosen(join_string, home)
     key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.find_identity(home).key
-    lease = LeaseLog(joining.round_folder(home, join)).typed(lease)
+    join, lease = round_of_lease(joins, home, lease)
     try:
         said = Appeal.from_value({"kind": "appeal", "round_id": join.round_id, "about": lease, "reason": reason})
     except MalformedMessage as error:

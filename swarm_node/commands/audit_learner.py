@@ -58,16 +58,24 @@ def audit_learner(
     """
     import trio
 
+    from swarm_node.commands.each_round import the_only
     from swarm_node.coordinator_api import last_round
 
     if (update is None) == (count is None):
         raise ConfigInvalid("Give either --update or --random.", hint="For example: --random 1")
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         raise ConfigInvalid("A replay needs torch.", hint="pip install 'echo-swarm[learner]'")
-    join = last_round.chosen(join_string, home)
+    join = the_only(last_round.all_chosen(join_string, home), "a replay")
     with ExitStack() as stack:
         place = save or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-swarm-updates-")))
         folders = trio.run(_fetch, join, update, count, place, typer.echo)
+        if not folders:
+            typer.echo(
+                "No verdict: the log has drawn no update, so none can be replayed. The operator chooses how many are "
+                "drawn (learner.kept_one_in). `ledger verify` checks the chain of updates."
+            )
+            raise typer.Exit(NO_VERDICT)
+        typer.echo(f"replaying {counted(len(folders), 'update')}; each takes minutes, or hours for a large policy")
         codes = [replay(folder, typer.echo) for folder in folders]
     if MISMATCH in codes:
         raise ProofInvalid(
@@ -95,9 +103,13 @@ async def _fetch(
 
     async with httpx.AsyncClient(timeout=COORDINATORS.silence_s, headers=PLAIN, follow_redirects=False) as client:
         files = Origin(f"{join.url}/v1", client, COORDINATORS)
+        say(f"verifying the log of {join.url}, which takes a minute for a long one")
         log = log_verify.ReadLog()
         result = await log_verify.verify(LogReader(files), join.round_id, Witnesses(), lambda *_: None, log)
-        say(f"the log of {counted(result.entries, 'entry', 'entries')} is sound, signed root {result.root[:16]}…")
+        say(
+            f"the log of {join.url} is sound: {counted(result.entries, 'entry', 'entries')}, "
+            f"signed root {result.root[:16]}…"
+        )
         folders = []
         for number in await choose(files, log, update, count):
             folder = place / f"update-{number}"
@@ -111,20 +123,20 @@ async def _fetch(
 
 
 async def choose(files: "PublicFiles", log: "ReadLog", update: int | None, count: int | None) -> list[int]:
-    """Return the updates to replay: the one that is named, or some of those that were drawn."""
+    """Return the updates to replay: the one that is named, or some of those that were drawn; none if none was."""
     from swarm_node.ledger import learner_audit
 
     if not log.training.updates:
         raise ConfigInvalid("The log has no updates of a learner yet.", hint="Try again after the first update.")
     drawn = await learner_audit.drawn(files, log)
-    if not drawn or (update is not None and update not in drawn):
-        what = f"update {update}" if update is not None else "an update"
-        raise ConfigInvalid(
-            f"The log has not drawn {what}.",
-            hint=f"Drawn are: {', '.join(map(str, drawn[-20:]))}."
-            if drawn
-            else "The operator chooses how many are drawn (learner.kept_one_in). `ledger verify` checks the chain.",
-        )
+    if drawn and update is not None and update not in drawn:
+        hint = f"The newest updates that were drawn: {', '.join(map(str, drawn[-20:]))}."
+        last = max(log.training.updates)
+        if update > last:
+            raise ConfigInvalid(f"The log has no update {update} yet: the newest is {last}.", hint=hint)
+        raise ConfigInvalid(f"The log has not drawn update {update}.", hint=hint)
+    if not drawn:
+        return []
     return [update] if update is not None else sorted(random.SystemRandom().sample(drawn, min(count or 1, len(drawn))))
 
 

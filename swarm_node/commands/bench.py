@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
 from protocol.policy.manifest import Sampler, open_manifest
+from protocol.text.plain import counted
 from swarm_node.coordinator_api.join_string import POLICIES, TRUST_FILE, JoinString, round_folder
 from swarm_node.engine.client import Choose, open_engine
 from swarm_node.engine.throughput import SampleWork, Throughput, measure
@@ -35,6 +36,18 @@ def newest_held_version(home: Path, join: JoinString) -> Subject:
         if policy := assemble.find(folder / POLICIES, manifest):
             return Subject(policy, manifest.task, manifest.sampler)
     raise ConfigInvalid(f"{home} holds no version of this round.", hint="Join it once, or name a policy folder.")
+
+
+def speed_text(measured: Throughput) -> str:
+    """Return a measurement as sentences; the total may be above both of its parts."""
+    said = (
+        f"{measured.tokens_per_s:,.0f} tokens per second, over {counted(measured.tokens, 'token')}. "
+        f"Prompts are read at {measured.prompt_tokens_per_s:,.0f} tokens per second. Completions are continued at "
+        f"{measured.decoded_tokens_per_s:,.0f}."
+    )
+    if measured.tokens_per_s <= measured.decoded_tokens_per_s:
+        return said
+    return f"{said} The first token of a completion comes with its prompt, and counts in the total only."
 
 
 async def run(

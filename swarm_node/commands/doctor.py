@@ -42,8 +42,8 @@ def doctor(
     """Check GPU, memory, disk, network, clock and engines; print cause, evidence and next step of each problem.
 
     Each check ends in ok, warn, fail or skip. Before a node has joined a round, only the machine is checked, unless a
-    join string is given. Nothing is registered, and nothing is left behind. Read the file that --bundle writes
-    before you send it.
+    join string is given. Of several joined rounds, the first is checked whole, the others for an answer and earnings.
+    Nothing is registered, and nothing is left behind. Read the file that --bundle writes before you send it.
     """
     import trio
 
@@ -61,12 +61,12 @@ def doctor(
     if machine and join_string:
         raise ConfigInvalid("--machine checks no round.", hint="Leave out the join string, or --machine.")
     asked = bool(join_string) or last_round.find_last(home) is not None
-    join = last_round.chosen(join_string, home) if asked and not machine else None
+    joins = last_round.all_chosen(join_string, home) if asked and not machine else []
     kept = settings.read(home)
     options = EngineOptions(
         kept.threads or threads, device.value, dtype.value, -1, vllm_python, kept.vram_share, kept.turns_mib
     )
-    patient = Patient(home, join, listen, options, engines)
+    patient = Patient(home, joins[0] if joins else None, listen, options, engines, tuple(joins[1:]))
 
     def show(finding: report.CheckResult) -> None:
         if not as_json:
@@ -74,7 +74,7 @@ def doctor(
 
     findings = trio.run(examine, patient, show)
     if bundle is not None:
-        bundling.write(bundle, home, findings, join=join)
+        bundling.write(bundle, home, findings, joins=joins)
     if as_json:
         typer.echo(
             json.dumps({"failed": report.failed(findings), "findings": [finding.to_json() for finding in findings]})

@@ -167,7 +167,7 @@ def _about(known: KnownRound, asked: AskedRound, memory: Memory, price: int, mom
     terms = {"licence": about.licence, "operator": about.operator, "contact": about.contact}
     if said_terms := ", ".join(f"{label} {text}" for label, text in terms.items() if text):
         yield f"  Terms: {said_terms}"
-    range_ = f"nodes ask {unit.figure(prices.lowest)} to {unit.amount(prices.highest)}, " if prices.highest else ""
+    range_ = f"nodes ask {unit.between(prices.lowest, prices.highest)}, " if prices.highest else ""
     left = unit.amount(listing.budget_micros)
     yield f"  Price: {range_}it pays at most {unit.price(prices.maximum)}; budget left {left}"
     gifts = listing.totals.gifts_micros

@@ -3,9 +3,8 @@
 import json
 import logging
 import os
-import sys
 from dataclasses import asdict
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -17,7 +16,7 @@ from protocol.people.nicknames import nickname
 from protocol.start import quick_imports
 from protocol.text.money import parse_unit
 from protocol.text.option_groups import with_option_groups
-from protocol.text.plain import counted
+from protocol.text.plain import counted, one_line
 from swarm_node.base import logs
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
@@ -40,6 +39,7 @@ from swarm_node.commands.options import (
     check_settings,
     words_of,
 )
+from swarm_node.commands.targets import check_form, round_of, rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,10 +53,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 error, 2 wrong usage."
+EXIT_CODES = (
+    "Exit codes: 0 the round is finished, or Ctrl-C ended the agent, 1 error, 2 wrong usage, 130 Ctrl-C before the "
+    "agent started."
+)
+INTERRUPTED = 130
+"""Exit code of shells for a program that SIGINT ended."""
+
+
+def interruptible(command: "Callable[..., None]") -> "Callable[..., None]":
+    """Return the command with one sentence for Ctrl-C before the start of the agent, which handles signals itself."""
+
+    @wraps(command)
+    def run(*values: Any, **options: Any) -> None:
+        try:
+            command(*values, **options)
+        except KeyboardInterrupt:
+            typer.echo("Stopped by Ctrl-C before the node joined the round.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
 
 
 @with_option_groups
+@interruptible
 def join(
     join_strings: JoinTargets = None,
     *,
@@ -90,8 +110,9 @@ def join(
     """Take part in a round until it is finished, or in several; Ctrl-C leaves cleanly, and joining again continues.
 
     The node makes its key at the first start, registers, downloads and verifies the newest version, and samples.
-    Ctrl-C gives leases back; finished work waits in the outbox. Two agents on one machine need two values of
-    --home. With --best, the round is chosen from directories (`swarm-node rounds`), proved by its log, and confirmed.
+    Ctrl-C sends finished work and returns the other leases; work that cannot be sent waits in the outbox for the next
+    start. A second Ctrl-C stops at once. Two agents on one machine need two values of --home. With --best, the round is
+    chosen from directories (`swarm-node rounds`), proved by its log, and confirmed.
 
     With several join strings the node works for the first round that has work. When that one has none, it continues
     with the next one at once, and returns when an earlier one has work again. A base that they share is fetched once.
@@ -100,6 +121,7 @@ def join(
     from swarm_node.commands.rounds import choose_best
     from swarm_node.engine.cards import parse_cards
     from swarm_node.engine.choose import choose, this_machine, threads_of
+    from swarm_node.keys import identity
 
     logs.to_stderr(quiet)
     if child:
@@ -107,13 +129,19 @@ def join(
 
         leave_with_parent()
     command = words_of(notify)
-    options = sampling.within(changed(home, limits.typed()))
-    machine = this_machine()
-    choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
+    # What costs nothing is checked first: the form of what was typed, then whether the home is in use.
     wanted = parse_cards(cards)
     trusted = witnesses_of(witness, quorum)
     typed = list(join_strings or [])
     best.require_whole(typed[0] if typed else "")
+    for text in typed:
+        check_form(text)
+    check_settings(name or "-", price, reach.listen, reach.advertise)
+    if not dry_run:
+        identity.require_no_agent(home)
+    options = sampling.within(changed(home, limits.typed()))
+    machine = this_machine()
+    choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
     targets = [choose_best(best, home, price, ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
     while True:
         members = [
@@ -125,7 +153,14 @@ def join(
         require_several(members)
         fits = _all_fitting(
             members,
-            partial(_fitting, wanted=sampling.engine.value, options=options, machine=machine, wanted_cards=wanted),
+            partial(
+                _fitting,
+                wanted=sampling.engine.value,
+                options=options,
+                machine=machine,
+                wanted_cards=wanted,
+                tell=_tell_line if dry_run else log.info,
+            ),
             preview=dry_run or not (quiet or as_json),
             must=dry_run,
         )
@@ -165,6 +200,7 @@ def _run(
 
 
 @with_option_groups
+@interruptible
 def mirror(
     join_string: JoinTarget = "",
     *,
@@ -215,12 +251,15 @@ def _all_fitting(
     """Return the rounds that fit; of several, one that does not fit is left out and named, unless none fits."""
     fits: list[FittingRound] = []
     for number, me in enumerate(members, 1):
+        why_not = ""
         try:
             if preview:
                 if len(members) > 1:
                     typer.echo(f"{me.join.url}:", err=True)
-                _preview(me, must=must)
+                why_not = _preview(me, must=must)
             fits.append(FittingRound(me, *fitting(me)))
+            if must:
+                typer.echo(verdict_line(why_not), err=True)
         except SwarmError as error:
             if number == len(members) and not fits:
                 raise
@@ -228,17 +267,11 @@ def _all_fitting(
     return fits
 
 
-def rounds_of(targets: list[str], home: Path, confirm: ConfirmOptions) -> list[str]:
-    """Return the join strings of the rounds to take part in; without a target, of those that were joined last."""
-    from swarm_node.coordinator_api import last_round
-
-    if not targets:
-        return [str(join) for join in last_round.all_chosen("", home)]
-    if len(targets) > 1 and confirm != ConfirmOptions():
-        raise ConfigInvalid(
-            "--phrase and --fingerprint confirm one round.", hint="Give the join strings of the other rounds."
-        )
-    return [round_of(target, home, confirm) for target in targets]
+def verdict_line(why_not: str) -> str:
+    """Return the last line of `--dry-run` about a round whose model this machine can sample."""
+    if why_not:
+        return f"This machine cannot join this round now: {why_not}."
+    return "This machine can join this round. To take part, run the same command without --dry-run."
 
 
 def require_several(members: "Sequence[member.MemberSettings]") -> None:
@@ -259,33 +292,6 @@ def require_several(members: "Sequence[member.MemberSettings]") -> None:
         raise ConfigInvalid(
             "Each round needs a port of its own.", hint="Leave --advertise out, and --listen too, or give it port 0."
         )
-
-
-def round_of(target: str, home: Path, confirm: ConfirmOptions) -> str:
-    """Return the join string of a host, once the owner has confirmed it; other targets stay as they are."""
-    import trio
-
-    from swarm_node.coordinator_api import last_round, short_join
-
-    if not short_join.is_short(target):
-        if confirm != ConfirmOptions():
-            raise ConfigInvalid(
-                "--phrase and --fingerprint confirm the round of a host.",
-                hint="A join string contains the fingerprint: leave these options out.",
-            )
-        return target
-    if confirm == ConfirmOptions() and (known := last_round.find_by_url(home, short_join.urls_of(target))):
-        return str(known)
-    ask = _ask_owner if sys.stdin.isatty() and sys.stderr.isatty() else None
-    proof = short_join.Proof(confirm.phrase, confirm.fingerprint, ask)
-    return str(trio.run(short_join.find_round, target, proof))
-
-
-def _ask_owner(url: str, phrase: str) -> bool:
-    """Show the phrase of a round, and return True if the owner confirms it."""
-    typer.echo(f"{url} serves the round with this phrase:\n\n    {phrase}\n", err=True)
-    typer.echo("Compare it with the phrase that the operator gave you another way than by this address.", err=True)
-    return typer.confirm("Are all six words the same?", default=False, err=True)
 
 
 def build_member(
@@ -325,8 +331,11 @@ def build_member(
     )
 
 
-def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
-    """Print demand and expected earnings before anything is downloaded; with `must`, raise an error if unknown."""
+def _preview(settings: "member.MemberSettings", *, must: bool) -> str:
+    """Print demand and expected earnings before anything is downloaded; return why the round cannot be joined now.
+
+    With `must`, raise an error if nothing is known.
+    """
     import trio
 
     from swarm_node.commands import preview
@@ -334,13 +343,14 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> None:
 
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
-        said = trio.run(preview.print_preview, settings, key)
+        seen = trio.run(preview.preview_round, settings, key)
     except SwarmError as error:
         if must or _serves_another_round(error, settings):
             raise
-        said = [f"Demand and earnings: unknown: {named(error)}"]
-    for line in said:
+        seen = preview.RoundPreview([f"Demand and earnings: unknown: {named(error)}"])
+    for line in seen.lines:
         typer.echo(line, err=True)
+    return seen.why_not
 
 
 def _fitting(
@@ -349,6 +359,7 @@ def _fitting(
     options: "EngineOptions",
     machine: "HostMachine",
     wanted_cards: tuple[int, ...],
+    tell: "Callable[[str], None]",
 ) -> tuple["Choose", "tuple[EngineCard, ...]"]:
     """Return the chooser of the engine, with the precision that fits the round's model, and the cards that can hold it.
 
@@ -375,20 +386,25 @@ def _fitting(
         if _serves_another_round(error, settings):
             raise
         reason = "the coordinator does not respond" if isinstance(error, Unreachable) else named(error)
-        log.info("precision: not decided yet; %s", reason)
+        tell(f"Precision: decided when the round's model is known; now {reason}")
         return partial(for_policy, wanted, options), engine_cards(seen)
     if round_.model is None:
-        log.info("precision: not decided yet; no version is published")
+        tell("Precision: decided with the first version; none is published yet")
         return partial(for_policy, wanted, options), engine_cards(seen)
     memory = Memory(cards.free_bytes(seen, vram_share=options.vram_share), use.memory_bytes()[1])
     chosen = choose_precision(wanted, options, machine, round_.model, memory, round_.classes)
-    log.info("precision: %s", chosen.line)
+    tell(f"Precision: {chosen.line}")
     fit = options._replace(dtype=chosen.dtype)
     engines = engine_cards(seen, chosen.need_bytes, vram_share=options.vram_share) if chosen.device != "cpu" else ON_CPU
     for card in engines:
         if card.name:
-            log.info("card %d (%s): %s", card.number, card.name, card.left_out or "used")
+            tell(f"Card {card.number} ({card.name}): {card.left_out or 'used'}")
     return lambda unfit: for_policy(wanted, fit, {**chosen.unfit, **unfit}), engines
+
+
+def _tell_line(text: str) -> None:
+    """Print a line of the report of `--dry-run`, beside those of the preview."""
+    typer.echo(one_line(text), err=True)
 
 
 def _serves_another_round(error: SwarmError, settings: "member.MemberSettings") -> bool:
@@ -414,14 +430,20 @@ def _live_view(*, wanted: bool) -> "Show | None":
 
 def _say(earnings: "RunEarnings", as_json: bool, *, named: bool) -> None:
     """Print the totals in one round; `named` with several rounds."""
+    from swarm_node.owner.status_lines import rejected_text
+
     if as_json:
         typer.echo(json.dumps(vars(earnings)))
         return
     if named:
         typer.echo(f"{earnings.coordinator}: {earnings.error}".rstrip(": "))
-    rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
     worth = parse_unit(earnings.unit).amount(earnings.credit_micros)
     typer.echo(
-        f"Accepted {counted(earnings.accepted, 'rollout')} of {earnings.tokens:,} tokens, "
-        f"worth {worth}" + (f"; rejected: {rejected}." if rejected else ".")
+        f"Accepted {counted(earnings.accepted, 'rollout')} of {counted(earnings.tokens, 'token')}, worth {worth}; "
+        f"{rejected_text(earnings.rejected)}."
     )
+    if earnings.unsent:
+        typer.echo(
+            f"Not sent: {counted(earnings.unsent, 'finished rollout')}. Run `swarm-node join` again soon: it sends "
+            "them, and the coordinator accepts them until their leases expire."
+        )

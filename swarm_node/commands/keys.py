@@ -15,16 +15,23 @@ import typer
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
 from protocol.text.lesson import lesson
 from protocol.text.money import Unit, pace_text
-from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText
+from protocol.text.plain import counted
+from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText, WholeSentences
 
 if TYPE_CHECKING:
-    from protocol.people.owner import Earnings, Statement, StatementReply
+    from collections.abc import Iterator, Sequence
+
+    from protocol.people.owner import Earnings, NodeEarnings, Statement, StatementReply
     from protocol.wire.signing import NodeKey
     from swarm_node.coordinator_api.join_string import JoinString
     from swarm_node.ledger.owner_rates import OwnerRates
 
-app = typer.Typer(help="Manage the node's key and the owner's key.", no_args_is_help=True, add_completion=False)
-owner_app = typer.Typer(help="Manage the owner's key (encrypted).", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=WholeSentences, help="Manage the node's key and the owner's key.", no_args_is_help=True, add_completion=False
+)
+owner_app = typer.Typer(
+    cls=WholeSentences, help="Manage the owner's key (encrypted).", no_args_is_help=True, add_completion=False
+)
 app.add_typer(owner_app, name="owner")
 
 DEFAULT_OWNER_KEY = Path.home() / ".config" / "echo-swarm" / "owner.key"
@@ -313,9 +320,10 @@ def earnings(join_string: JoinText = "", home: Home = DEFAULT_HOME, as_json: AsJ
 
     joins = last_round.all_chosen(join_string, home)
     failed: SwarmError | None = None
+    shown: list[tuple[NodeEarnings, Unit]] = []
     for join in joins:
         try:
-            summary, rates, unit = trio.run(_earnings, join, home)
+            summary, rates, unit, finished = trio.run(_earnings, join, home)
         except SwarmError as error:
             if len(joins) == 1:
                 raise
@@ -324,13 +332,40 @@ def earnings(join_string: JoinText = "", home: Home = DEFAULT_HOME, as_json: AsJ
             continue
         if len(joins) > 1 and not as_json:
             typer.echo(f"{join.url}:")
-        show_earnings(summary, rates, unit, as_json=as_json)
+        show_earnings(summary, rates, unit, finished=finished, as_json=as_json)
+        shown.append((summary.total, unit))
+    if not as_json:
+        typer.echo("\n".join(total_lines(shown)), nl=len(shown) > 1)
     if failed is not None:
         raise typer.Exit(1)
 
 
-def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *, as_json: bool = False) -> None:
-    """Print earnings as a table or as JSON; names are untrusted text."""
+def total_lines(totals: "Sequence[tuple[NodeEarnings, Unit]]") -> "Iterator[str]":
+    """Yield the owner's total over several rounds, a line for each unit: amounts of different units are not added."""
+    if len(totals) < 2:
+        return
+    for name in dict.fromkeys(unit.name for _, unit in totals):
+        rows = [(row, unit) for row, unit in totals if unit.name == name]
+        unit = max((unit for _, unit in rows), key=lambda unit: unit.decimals)
+        amounts = {
+            "pending": sum(row.pending_micros for row, _ in rows),
+            "payable": sum(row.payable_micros for row, _ in rows),
+            "being paid": sum(row.paying_micros for row, _ in rows),
+            "paid": sum(row.paid_micros for row, _ in rows),
+        }
+        said = ", ".join(f"{unit.amount(micros)} {state}" for state, micros in amounts.items())
+        yield f"total of {counted(len(rows), 'round')}: {said}"
+
+
+def show_earnings(
+    summary: "Earnings",
+    rates: "OwnerRates | None",
+    unit: Unit,
+    *,
+    finished: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print earnings as a table or as JSON; names are untrusted text. A `finished` round has no rate."""
     if as_json:
         by_node = {node_id: pace._asdict() for node_id, pace in rates.nodes.items()} if rates else {}
         more = {"unit": unit.to_json(), "rates": rates.to_json() | {"nodes": by_node} if rates else None}
@@ -355,7 +390,7 @@ def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *
         "last day",
         caption=f"amounts in {unit.name}",
     )
-    for row in (*summary.nodes, summary.total):
+    for row in (*summary.nodes, summary.total) if len(summary.nodes) != 1 else summary.nodes:
         name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
         amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
         pace = None if rates is None else rates.total if row is summary.total else rates.nodes.get(row.node_id)
@@ -365,7 +400,7 @@ def show_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit, *
     if rates is None:
         typer.echo("rate: not known; the coordinator does not report it")
     else:
-        typer.echo(f"rate: {pace_text(unit, rates.total)}")
+        typer.echo(f"rate: {pace_text(unit, rates.total, finished=finished)}")
         typer.echo("\n".join(payout_lines(unit, rates.to_json(), now_ms=now_ms())))
     typer.echo(f"owner {summary.owner}")
     nowhere = "no address yet: the owner sets one with `swarm-node keys address`"
@@ -422,7 +457,7 @@ def _state(join: "JoinString", key: "NodeKey", said: "Statement") -> "StatementR
     return trio.run(send)
 
 
-async def _earnings(join: "JoinString", home: Path) -> "tuple[Earnings, OwnerRates | None, Unit]":
+async def _earnings(join: "JoinString", home: Path) -> "tuple[Earnings, OwnerRates | None, Unit, bool]":
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.keys import identity
     from swarm_node.ledger.owner_rates import owner_rates
@@ -432,6 +467,7 @@ async def _earnings(join: "JoinString", home: Path) -> "tuple[Earnings, OwnerRat
     try:
         earnings = await coordinator.earnings()
         unit = await round_unit(coordinator.origin, join.round_id)
-        return earnings, await owner_rates(coordinator, earnings.owner), unit
+        finished = bool((await coordinator.status()).get("finished"))
+        return earnings, await owner_rates(coordinator, earnings.owner), unit, finished
     finally:
         await coordinator.close()

@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid, SwarmError
+from protocol.errors import CheckpointInvalid, ConfigInvalid, SwarmError
 from protocol.text.lesson import lesson
 from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
 from swarm_node.base import disk
-from swarm_node.commands.options import DEFAULT_HOME, HomeOfRound, JoinText
+from swarm_node.commands.options import DEFAULT_HOME, HomeOfRound, JoinText, WholeSentences
 
 if TYPE_CHECKING:
-    from ledger.entry import Pending
     from ledger.note import NoteKey
     from ledger.payout_proof import PayoutLine
-    from ledger.proof import Settlement
     from ledger.training import TrainingSummary
     from ledger.witness import Witnesses
     from swarm_node.coordinator_api.join_string import JoinString
@@ -34,7 +32,12 @@ if TYPE_CHECKING:
     from swarm_node.ledger.log_verify import Verified
     from swarm_node.ledger.witnessing import WitnessRecord, WitnessServer
 
-app = typer.Typer(help="Verify the ledger, save proofs, act as a witness.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=WholeSentences,
+    help="Verify the ledger, save proofs, act as a witness.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, without a progress bar.")]
 WitnessKeys = Annotated[
@@ -75,21 +78,34 @@ def verify(
     """Verify the ledger from its public files: the tree, the balances and the leaderboard.
 
     No account, key or agent is needed. Exit code 1: something differs. --save writes the files to a folder;
-    --from reads them again without a network.
+    --from reads them again without a network. Without a join string all rounds are verified that the node joined last.
     """
     import trio
 
+    from swarm_node.commands.each_round import for_each_round, the_only
     from swarm_node.coordinator_api import last_round
 
     witnesses = witnesses_of(keys, quorum)
-    result = trio.run(_verify, last_round.chosen(join_string, home), folder, save, witnesses, not as_json)
-    if as_json:
-        typer.echo(json.dumps(asdict(result)))
-        return
+    joins = last_round.all_chosen(join_string, home)
+    if folder or save:
+        the_only(joins, "a folder of files")
+
+    def show(join: "JoinString") -> None:
+        result = trio.run(_verify, join, folder, save, witnesses, not as_json)
+        if as_json:
+            typer.echo(json.dumps({"url": join.url} | asdict(result)))
+        else:
+            _show_verified(result, join, witnesses)
+
+    for_each_round(joins, show, headed=not as_json)
+
+
+def _show_verified(result: "Verified", join: "JoinString", witnesses: "Witnesses") -> None:
+    """Print what a verified log says."""
     owed = sum(micros for name, micros in result.balances.items() if name.startswith(("payable:", "paying:")))
     total = parse_unit(result.unit).exact(owed)
     typer.echo(
-        f"Verified: {counted(result.entries, 'entry', 'entries')}, signed root {result.root[:16]}…. "
+        f"Verified: {counted(result.entries, 'entry', 'entries')} of {join.url}, signed root {result.root[:16]}…. "
         f"Total {total}; the leaderboard matches the ledger ({counted(result.nodes, 'node')})."
     )
     pardoned = f", except {counted(result.audits.pardoned, 'pardoned claim')}" if result.audits.pardoned else ""
@@ -128,18 +144,22 @@ def receipts(
     """
     import trio
 
+    from swarm_node.commands.each_round import for_each_round
     from swarm_node.coordinator_api import last_round
 
-    kept, missing, unit = trio.run(_receipts, last_round.chosen(join_string, home), home, offline, not as_json)
-    if as_json:
-        typer.echo(json.dumps({"receipts": kept, "missing": missing}))
-        return
-    for state in ("posted", "reinstated", "pending", "voided"):
-        amounts = [int(row["amount_micros"]) for row in kept if row["state"] == state]
-        if state == "reinstated" and not amounts:
-            continue  # almost always the case
-        typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {unit.exact(sum(amounts))}, verified")
-    typer.echo(f"no receipt {'saved' if offline else 'published'} yet: {counted(len(missing), 'claim')}")
+    def show(join: "JoinString") -> None:
+        kept, missing, unit = trio.run(_receipts, join, home, offline, not as_json)
+        if as_json:
+            typer.echo(json.dumps({"url": join.url, "receipts": kept, "missing": missing}))
+            return
+        for state in ("posted", "reinstated", "pending", "voided"):
+            amounts = [int(row["amount_micros"]) for row in kept if row["state"] == state]
+            if state == "reinstated" and not amounts:
+                continue  # almost always the case
+            typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {unit.exact(sum(amounts))}, verified")
+        typer.echo(f"no receipt {'saved' if offline else 'published'} yet: {counted(len(missing), 'claim')}")
+
+    for_each_round(last_round.all_chosen(join_string, home), show, headed=not as_json)
 
 
 @app.command(
@@ -159,24 +179,28 @@ def payouts(
     import trio
 
     from protocol.text.plain import one_line
+    from swarm_node.commands.each_round import for_each_round
+    from swarm_node.commands.proof_file import payout_row
     from swarm_node.coordinator_api import last_round
 
-    join = last_round.chosen(join_string, home)
-    lines, unit = trio.run(_payouts, join, home, offline)
-    if as_json:
-        rows = [_as_json(join.round_id, line) for _, line in lines if line]
-        missing = [number for number, line in lines if line is None]
-        typer.echo(json.dumps({"payouts": rows, "missing": missing}))
-        return
-    for number, line in lines:
-        if line is None:
-            typer.echo(f"batch {number}: not published yet")
-            continue
-        how = f"paid, reference {line.paid.reference}" if line.paid else line.state
-        where = one_line(line.address)
-        typer.echo(f"batch {number}: {unit.exact(line.amount_micros)} to {where}, verified; {how}")
-    if not lines:
-        typer.echo("no payout batch includes this node's owner")
+    def show(join: "JoinString") -> None:
+        lines, unit = trio.run(_payouts, join, home, offline)
+        if as_json:
+            rows = [payout_row(join.round_id, line) for _, line in lines if line]
+            missing = [number for number, line in lines if line is None]
+            typer.echo(json.dumps({"url": join.url, "payouts": rows, "missing": missing}))
+            return
+        for number, line in lines:
+            if line is None:
+                typer.echo(f"batch {number}: not published yet")
+                continue
+            how = f"paid, reference {line.paid.reference}" if line.paid else line.state
+            where = one_line(line.address)
+            typer.echo(f"batch {number}: {unit.exact(line.amount_micros)} to {where}, verified; {how}")
+        if not lines:
+            typer.echo("no payout batch includes this node's owner")
+
+    for_each_round(last_round.all_chosen(join_string, home), show, headed=not as_json)
 
 
 @app.command(
@@ -190,34 +214,30 @@ def check(
     join_string: JoinText = "",
     file: Annotated[str, typer.Argument(metavar="FILE", help="A receipt, or a proof of a payout or a fork.")] = "",
     home: HomeOfRound = DEFAULT_HOME,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was verified as JSON lines.")] = False,
 ) -> None:
-    """Check a proof file without a network: of claims, a payout, or a fork of the ledger."""
-    from ledger import payout_proof, proof
+    """Check a proof file without a network: of claims, a payout, or a fork of the ledger.
+
+    Without a join string it may be of any round that the node joined last.
+    """
+    import trio
+
+    from swarm_node.commands.proof_file import prove
     from swarm_node.coordinator_api import last_round
 
     join_string, file = last_round.with_round(join_string, file)
-    round_id, data = last_round.chosen(join_string, home).round_id, _proof_bytes(file)
-    kind = proof.kind_of(data)
-    if kind == proof.RECEIPTS:
-        _show_claims(proof.check_claims(proof.LedgerReceipts.from_bytes(data), round_id))
+    joins, data = last_round.all_chosen(join_string, home), _proof_bytes(file)
+    failed: SwarmError | None = None
+    for join in joins:
+        try:
+            found = prove(data, join.round_id, file, trio.run(_unit, None, join, home))
+        except SwarmError as error:
+            failed = failed or error
+            continue
+        typer.echo("\n".join(map(json.dumps, found.rows)) if as_json else found.said)
         return
-    if kind not in (proof.RECEIPT, payout_proof.KIND, proof.FORK):
-        raise ProofInvalid(
-            f"{file} is not a receipt or a proof of a payout or a fork.", hint="They are in rounds/ of a node's home."
-        )
-    if kind == payout_proof.KIND:
-        line = payout_proof.check(data, round_id)
-        typer.echo(f"Verified: the signed root of {line.checkpoint.size} entries contains")
-        typer.echo(json.dumps(_as_json(round_id, line)))
-        return
-    if kind == proof.FORK:
-        earlier, later = proof.check_fork(data, round_id)
-        typer.echo(f"Verified fork: the ledger's key signed two histories, of {earlier.size} and {later.size} entries.")
-        return
-    checkpoint, entries = proof.check_receipt(data, round_id)
-    typer.echo(f"Verified: the signed root of {checkpoint.size} entries contains")
-    for entry in entries:
-        typer.echo(json.dumps(entry.model_dump()))
+    assert failed is not None, "there is at least one round"
+    raise failed
 
 
 @app.command(
@@ -255,21 +275,25 @@ def witness(
     """
     import trio
 
+    from swarm_node.commands.each_round import for_each_round
     from swarm_node.coordinator_api import last_round
     from swarm_node.ledger.witnessing import watch_folder
 
     if listen:
         _witness_logs(join_string, log_keys, _record_of(home, name), home, listen)
         return
-    join = last_round.chosen(join_string, home)
-    folder = watch_folder(home / "witness", join.round_id)
-    with _alone(folder):
-        record = _record_of(home, name)
-        note = trio.run(_witness, join, record, folder)
-        typer.echo(f"witness key: {record.key}", err=True)
-        if submit:
-            typer.echo(f"coordinator: {trio.run(_submit, join, note)}", err=True)
-    typer.echo(note.decode(), nl=False)
+
+    def sign(join: "JoinString") -> None:
+        folder = watch_folder(home / "witness", join.round_id)
+        with _alone(folder):
+            record = _record_of(home, name)
+            note = trio.run(_witness, join, record, folder)
+            typer.echo(f"round: {join.url}\nwitness key: {record.key}", err=True)
+            if submit:
+                typer.echo(f"coordinator: {trio.run(_submit, join, note)}", err=True)
+        typer.echo(note.decode(), nl=False)
+
+    for_each_round(last_round.all_chosen(join_string, home), sign, headed=False)  # standard output has notes only
 
 
 def _witness_logs(join_string: str, texts: list[str], record: "WitnessRecord", home: Path, listen: str) -> None:
@@ -312,15 +336,6 @@ def _training_lines(training: "TrainingSummary") -> Iterator[str]:
         yield f"Note: the operator put version {version} in the place of the learner's state."
     for update, _ in training.settings[1:]:
         yield f"Note: the learner's settings, software or machine changed with update {update:,}."
-
-
-def _show_claims(claims: "dict[str, tuple[Pending, Settlement | None]]") -> None:
-    """Print each claim of a checked file of receipts, and their number."""
-    for claim_id, (pending, settlement) in claims.items():
-        state = settlement.kind if settlement else "pending"
-        row = {"claim_id": claim_id, "state": state, "amount_micros": pending.amount_micros, "node_id": pending.node_id}
-        typer.echo(json.dumps(row))
-    typer.echo(f"Verified: the signed log contains {counted(len(claims), 'claim')} as listed.")
 
 
 def _proof_bytes(file: str) -> bytes:
@@ -372,24 +387,6 @@ async def _verify(
             return await log_verify.verify(
                 reader, join.round_id, witnesses, lambda done, total: bar.update(task, completed=done, total=total)
             )
-
-
-def _as_json(round_id: str, line: "PayoutLine") -> dict[str, object]:
-    """Return a payout line for programs and contracts: the batch's `key`, the place in it, and the proof."""
-    from ledger import payees
-
-    return {
-        "batch": line.batch.batch,
-        "key": payees.key(round_id, line.batch.batch).hex(),
-        "root": line.batch.payees_root,
-        "payees": line.batch.payees,
-        "place": line.place,
-        "address": line.address,
-        "amount_micros": line.amount_micros,
-        "proof": [item.hex() for item in line.proof],
-        "state": line.state,
-        "reference": line.paid.reference if line.paid else None,
-    }
 
 
 async def _payouts(join: "JoinString", home: Path, offline: bool) -> "tuple[list[tuple[int, PayoutLine | None]], Unit]":

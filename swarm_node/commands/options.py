@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from protocol.errors import ConfigInvalid, MalformedMessage
+from protocol.limits import ADDRESSES_MAX, NAME_MAX_CHARS, PRICE_MAX_MICROS_PER_MTOK
 
 if TYPE_CHECKING:
     from swarm_node.allowance.settings import Limits
@@ -55,6 +56,10 @@ SECTIONS = {
 """The commands by the task that they are for, as `--help` lists them."""
 
 
+SENTENCE_CHARS = 300
+"""The longest first sentence of a command's help."""
+
+
 class NodeCommands(TyperGroup):
     """A program whose `--help` lists its commands by the task that they are for."""
 
@@ -63,6 +68,21 @@ class NodeCommands(TyperGroup):
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
+
+
+class WholeSentences(TyperGroup):
+    """A group whose `--help` prints the first sentence of each command uncut; lines break instead."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, command.get_short_help_str(SENTENCE_CHARS))
+            for name, command in commands.items()
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class Device(StrEnum):
@@ -196,8 +216,8 @@ DryRunOption = Annotated[
 NameOption = Annotated[
     str | None,
     typer.Option(
-        help="Name of this node on the leaderboard, or name@team; kept for the next time. By default the name that was "
-        "given last, else a generated nickname; '' returns to the nickname."
+        help=f"Name of this node on the leaderboard, or name@team, of at most {NAME_MAX_CHARS} characters; kept for "
+        "the next time. By default the name that was given last, else a generated nickname; '' returns to the nickname."
     ),
 ]
 PageOption = Annotated[
@@ -209,7 +229,8 @@ PageOption = Annotated[
     ),
 ]
 PriceOption = Annotated[
-    int, typer.Option(help="Your price per million validated tokens, in millionths of the round's unit.")
+    int,
+    typer.Option(help="Your price per million validated tokens, in millionths of the round's unit: 1000000 is 1.00."),
 ]
 
 DirectoryPlaces = Annotated[
@@ -258,7 +279,10 @@ TurnsOption = Annotated[
 ]
 UploadOption = Annotated[float | None, typer.Option(help="Maximum upload to other nodes in GB per month; 0: no limit.")]
 FloorOption = Annotated[
-    int | None, typer.Option(help="Decline leases that pay less per million tokens, in millionths of the round's unit.")
+    int | None,
+    typer.Option(
+        help="Decline leases that pay less per million tokens, in millionths of the round's unit: 1000000 is 1.00."
+    ),
 ]
 BestPaidOption = Annotated[
     bool | None,
@@ -368,9 +392,24 @@ def words_of(notify: str) -> tuple[str, ...]:
 
 def check_settings(name: str, price: int, listen: str, advertise: str) -> None:
     """Refuse values that the coordinator would refuse, before anything is started."""
-    from protocol.people.addresses import why_undialable
+    from protocol.people.addresses import host_and_port, why_undialable
     from protocol.work.messages import Register
 
+    if len(name) > NAME_MAX_CHARS:
+        raise ConfigInvalid(
+            f"--name: this name has {len(name)} characters. The maximum is {NAME_MAX_CHARS}.",
+            hint="Give a shorter name.",
+        )
+    if not 0 <= price <= PRICE_MAX_MICROS_PER_MTOK:
+        raise ConfigInvalid(
+            f"--price {price}: a price is from 0 to {PRICE_MAX_MICROS_PER_MTOK} millionths of the round's unit.",
+            hint="1000000 is 1 unit per million tokens.",
+        )
+    if listen:
+        try:
+            host_and_port(listen)
+        except ConfigInvalid as error:
+            raise ConfigInvalid(f"--listen: {error.message}", hint=error.hint) from None
     named = [address for address in advertise.split(",") if address]
     for address in named:
         if why := why_undialable(address):
@@ -378,12 +417,10 @@ def check_settings(name: str, price: int, listen: str, advertise: str) -> None:
                 f"--advertise {address}: other nodes cannot connect to this address: {why}.",
                 hint="Give the host:port at which other nodes reach this one, such as 198.51.100.7:8703.",
             )
-    for address in filter(None, (listen, *named)):
-        try:
-            Register.from_value(
-                {"name": name, "price_micros_per_mtok": price, "addresses": [address], "agent": "echo-swarm"}
-            )
-        except MalformedMessage as error:
-            raise ConfigInvalid(
-                error.message, hint="Use at most 40 characters for a name, and host:port for an address."
-            ) from None
+    try:
+        Register.from_value({"name": name, "price_micros_per_mtok": price, "addresses": named, "agent": "echo-swarm"})
+    except MalformedMessage:
+        raise ConfigInvalid(
+            f"--advertise {advertise}: a round accepts at most {ADDRESSES_MAX} addresses of the form host:port.",
+            hint="Give fewer addresses, and IPv6 addresses without a zone.",
+        ) from None

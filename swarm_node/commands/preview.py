@@ -4,12 +4,12 @@
 - The unit of the amounts is signed: it comes from the round's first root.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import trio
 
-from protocol.errors import Unreachable
+from protocol.errors import ConfigInvalid, Unreachable
 from protocol.text.money import Unit
 from protocol.text.plain import counted
 from protocol.wire.signing import NodeKey
@@ -19,6 +19,7 @@ from swarm_node.doctor import cards, forecast, report
 from swarm_node.doctor.examine import ask, config_bytes, description_texts, weights_bytes
 from swarm_node.doctor.forecast import MeasuredSpeed
 from swarm_node.engine.precision import Model, describe_model
+from swarm_node.keys import identity
 from swarm_node.machine import gpu
 from swarm_node.member import MemberSettings
 from swarm_node.versions.updater import round_unit
@@ -30,6 +31,9 @@ CLASSES_MAX = 16
 
 NO_WAIT = "low; training is not waiting for samples now"
 FIRST_NODE = "high; no node works here, and training waits for the first one"
+IN_USE_MS = 15_000
+"""Age of a heartbeat up to which its agent probably still runs."""
+
 LABELS = {"disk": "Disk", "vram": "GPU memory"}
 
 
@@ -41,7 +45,7 @@ def lines(
     works = sum(1 for row in fleet if row["works"])
     nodes = counted(status["nodes_alive"], "active node")
     if status["finished"]:
-        nodes = "finished"
+        nodes = "finished; it gives no more work"
     elif fleet:
         nodes += f", {works} selected for work, {len(fleet) - works} on standby"
     elif status["nodes_alive"]:
@@ -49,8 +53,11 @@ def lines(
     yield f"Round: {nodes}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
     left = f"remaining budget: {unit.amount(status['budget_micros'])}"
+    if status["finished"]:
+        yield from forecast.lines(status, rows, price=price, unit=unit, speed=speed)
+        return
     waits = f"training waits for samples {idle:.0%} of the time" if idle >= 0.005 else NO_WAIT
-    if not status["nodes_alive"] and not status["finished"]:
+    if not status["nodes_alive"]:
         waits = FIRST_NODE
     yield f"Demand: {waits}; {left}"
     yield from forecast.lines(status, rows, price=price, unit=unit, speed=speed)
@@ -68,11 +75,51 @@ def understood(
     return ["".join(letter if letter.isprintable() else "?" for letter in line) for line in said]
 
 
-async def print_preview(settings: MemberSettings, key: NodeKey) -> list[str]:
+class RoundPreview(NamedTuple):
+    """Public figures of a round before it is joined, as text."""
+
+    lines: list[str]
+    why_not: str = ""
+    """Reason why it cannot be joined now; empty if nothing speaks against it."""
+
+
+def why_not(status: Mapping[str, Any], price: int, unit: Unit, findings: Sequence[report.CheckResult] = ()) -> str:
+    """Return why a round cannot be joined now: it is finished, pays less, or the disk is full; empty if nothing is."""
+    maximum = status.get("max_price_micros_per_mtok")
+    if status.get("finished") is True:
+        return "the round is finished, and gives no more work"
+    if isinstance(maximum, int) and price > maximum:
+        return f"it pays at most {unit.price(maximum)}, and you ask {unit.price(price)}"
+    wanted = ("disk", report.CheckState.FAIL)
+    full = next((finding for finding in findings if (finding.check, finding.state) == wanted), None)
+    return f"{full.said} {full.next_step}".rstrip(".") if full else ""
+
+
+async def preview_round(settings: MemberSettings, key: NodeKey) -> RoundPreview:
     """Return demand, earnings and the checks of the model; raise an error without a trusted answer."""
     with trio.move_on_after(PATIENCE_S):
         return await _describe_round(settings.join, settings, key)
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
+
+
+async def ask_before_move(join: JoinString, key: NodeKey) -> None:
+    """Raise an error unless the coordinator responds, serves the round of the join string, and has work to come."""
+    with trio.move_on_after(PATIENCE_S):
+        coordinator = Coordinator(join.url, join.round_id, key)
+        try:
+            return await require_open(coordinator, join)
+        finally:
+            await coordinator.close()
+    raise Unreachable(f"The coordinator at {join.url} did not respond within {PATIENCE_S:.0f} s.")
+
+
+async def require_open(coordinator: Coordinator, join: JoinString) -> None:
+    """Raise an error if the round is finished, or is another one than the join string names."""
+    await round_unit(coordinator.origin, join.round_id)
+    if (await coordinator.status()).get("finished"):
+        raise ConfigInvalid(
+            f"The round at {join.url} is finished: it has no more work.", hint="`swarm-node rounds` lists rounds."
+        )
 
 
 class Published(NamedTuple):
@@ -101,7 +148,7 @@ async def published(settings: MemberSettings, key: NodeKey) -> Published:
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
-async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeKey) -> list[str]:
+async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeKey) -> RoundPreview:
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
         status, rows = await coordinator.status(), await coordinator.leaderboard()
@@ -115,12 +162,32 @@ async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeK
     seen = await trio.to_thread.run_sync(gpu.find_cards)
     findings = (cards.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
     about = [f"{name.capitalize()}: {text}" for name, text in description_texts(round_).items()]
-    return (
-        about
-        + said
-        + [
-            f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
-            for finding in findings
-            if finding.state != report.CheckState.SKIP
-        ]
-    )
+    in_use = [] if identity.has_agent(settings.home) else key_in_use(status, rows, key.node_id)
+    checks = [finding_line(each) for each in findings if each.state != report.CheckState.SKIP]
+    return RoundPreview(about + said + checks + in_use, why_not(status, settings.price_micros_per_mtok, unit, findings))
+
+
+def finding_line(finding: report.CheckResult) -> str:
+    """Return a finding as a line of text; one that is not good is a warning with its next step."""
+    line = f"{LABELS.get(finding.check, finding.check)}: {finding.said} {finding.evidence}".rstrip()
+    return line if finding.state is report.CheckState.OK else f"WARNING: {line}. {finding.next_step}".rstrip()
+
+
+def key_in_use(status: dict[str, Any], rows: list[dict[str, Any]], node_id: str) -> list[str]:
+    """Return a warning if a node with this key was active just now, though no agent runs in this home."""
+    try:
+        ago_ms = [status["as_of_ms"] - row["last_seen_ms"] for row in rows if _is_active(row, node_id)]
+        if not ago_ms or min(ago_ms) > IN_USE_MS:
+            return []
+        ago_s = max(0, int(min(ago_ms))) // 1000
+    except (LookupError, TypeError, ValueError):  # the coordinator's answer is not signed
+        return []
+    return [
+        f"WARNING: Key: an agent with this node's key was active {ago_s} s ago, and none runs in this folder. Two "
+        "agents with one key replace each other's name and address. If one runs on another machine, stop it, or remove "
+        "the copied node.key there: the next start makes a new key."
+    ]
+
+
+def _is_active(row: dict[str, Any], node_id: str) -> bool:
+    return bool(row["node_id"] == node_id and row["phase"] != "left")

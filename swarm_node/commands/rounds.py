@@ -22,16 +22,19 @@ from swarm_node.commands.options import (
     AsJson,
     BestBy,
     BestOptions,
+    ConfirmOptions,
     DirectoryPlaces,
     Home,
-    HomeOfRound,
     PriceOption,
+    WholeSentences,
 )
 
 if TYPE_CHECKING:
     from swarm_node.ledger.directories import Directories
 
-app = typer.Typer(help="Publish a signed list of rounds.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=WholeSentences, help="Publish a signed list of rounds.", no_args_is_help=True, add_completion=False
+)
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
 
@@ -60,7 +63,7 @@ def rounds(
         ),
     ],
     price: PriceOption = PRICE_DEFAULT_MICROS_PER_MTOK,
-    home: HomeOfRound = DEFAULT_HOME,
+    home: Annotated[Path, typer.Option(help="The node's folder, which remembers the directories.")] = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
     """List the rounds of the directories that you trust: purpose, model, price, payouts, and whether they fit here.
@@ -92,9 +95,10 @@ def rounds(
 @with_option_groups
 def move(
     join_string: Annotated[
-        str, typer.Argument(metavar="JOIN_STRING", help="The join string of the other round; or use --best.")
+        str, typer.Argument(metavar="JOIN_STRING", help="The other round's join string or host; or use --best.")
     ] = "",
     *,
+    confirm: ConfirmOptions,
     best: BestOptions,
     price: PriceOption = PRICE_DEFAULT_MICROS_PER_MTOK,
     home: Home = DEFAULT_HOME,
@@ -103,20 +107,25 @@ def move(
     """Continue with another round, without losing a lease: the running agent finishes its groups first.
 
     The agent accepts no more work, samples and sends its current groups, as `finish` does, and then joins the other
-    round with the same key and settings. `resume` before that cancels the move.
+    round with the same key and settings. `resume` before that cancels the move. A round that does not respond or is
+    finished is refused, and the agent goes on where it is.
     """
     import trio
 
+    from swarm_node.commands import preview
+    from swarm_node.commands.targets import round_of
     from swarm_node.coordinator_api.join_string import parse
+    from swarm_node.keys import identity
     from swarm_node.ledger.directories import Directories
     from swarm_node.owner.control_socket import ask
 
     best.require_whole(join_string)
-    chosen = choose_best(best, home, price) if best.best else join_string
+    chosen = choose_best(best, home, price) if best.best else round_of(join_string, home, confirm)
     if not chosen:
         raise ConfigInvalid("`move` needs a join string, or --best.", hint="`swarm-node rounds` lists rounds.")
     join = parse(chosen)
     Directories(home).require_not_refused(join.round_id)
+    trio.run(preview.ask_before_move, join, identity.find_identity(home).key)
     reply = trio.run(partial(ask, home, "move", join_string=str(join)))
     said = f"Moving: the agent finishes its groups, then joins {join.url}. `swarm-node resume` cancels it."
     typer.echo(json.dumps(reply) if as_json else said)

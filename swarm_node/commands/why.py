@@ -18,10 +18,11 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ledger.book import ClaimState
@@ -29,11 +30,13 @@ from protocol.errors import ConfigInvalid, ProofInvalid, SwarmError, named
 from protocol.ids import NodeId
 from protocol.policy import chunks
 from protocol.policy.manifest import open_manifest
-from protocol.text.plain import one_line
+from protocol.text.money import parse_unit
+from protocol.text.plain import counted, one_line
 from protocol.wire.signing import NodeKey, open_envelope
 from protocol.work import evidence
 from protocol.work.auditing import CaseFile, Explanation, Explanations, Why
 from protocol.work.lease import Lease, LeaseState
+from swarm_node.base import clock
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import POLICIES, SEEN_LOG, TRUST_FILE, JoinString, round_folder
 from swarm_node.engine import memory
@@ -44,12 +47,15 @@ from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import TRIES, LogWatch, Overtaken
 from swarm_node.ledger.receipts import RECEIPTS
 from swarm_node.machine import use
+from swarm_node.owner.status_lines import ago
 from swarm_node.versions.updater import saved
 from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.rejections import FOLDER, Rejection, Rejections
 
 NOT_ASKED = Logged("not_asked")
 """State of a lease that was not looked up in the log."""
+
+NO_FIGURES: Mapping[str, str] = MappingProxyType({})
 
 NOTHING = Explanations(tolerance="", tolerances=b"", explanations=())
 """Answer if the coordinator knows no such lease, or does not respond."""
@@ -119,9 +125,12 @@ async def look_up(join: JoinString, home: Path, key: NodeKey, explanation: Expla
         await coordinator.close()
 
 
-def lines(explanation: Explanation) -> Iterator[str]:
-    """Return the lines for a terminal; control characters from the coordinator are removed."""
-    return map(one_line, _lines(explanation))
+def lines(explanation: Explanation, holds: Callable[[int], bool] = lambda _: True) -> Iterator[str]:
+    """Return the lines for a terminal; control characters from the coordinator are removed.
+
+    `holds` says whether this home has a version: without the lease's version nothing can be replayed here.
+    """
+    return map(one_line, _lines(explanation, holds))
 
 
 def round_of_lease(joins: Sequence[JoinString], home: Path, typed: str) -> tuple[JoinString, str]:
@@ -141,7 +150,7 @@ def report_rounds(
     """Report the last leases of several rounds, each under its address; return 1 if a round does not answer."""
     import trio
 
-    code = 0
+    code, figures = 0, {} if as_json else recent_figures(home, clock.now_ms())
     for join in joins:
         kept, answer = refused(join, home, ""), NOTHING
         if not as_json:
@@ -151,7 +160,7 @@ def report_rounds(
         except SwarmError as error:
             print(f"{join.url}: {named(error)}", file=sys.stderr)
             code = 1
-        for line in report(answer, kept, NOT_ASKED, about="", as_json=as_json):
+        for line in report(answer, kept, NOT_ASKED, about="", as_json=as_json, figures=figures):
             tell(line)
     return code
 
@@ -163,12 +172,19 @@ def refused(join: JoinString, home: Path, about: str) -> list[Rejection]:
 
 
 def report(
-    answer: Explanations, rejections: list[Rejection], place: Logged = NOT_ASKED, *, about: str = "", as_json: bool
+    answer: Explanations,
+    rejections: list[Rejection],
+    place: Logged = NOT_ASKED,
+    *,
+    about: str = "",
+    as_json: bool,
+    holds: Callable[[int], bool] = lambda _: True,
+    figures: Mapping[str, str] = NO_FIGURES,
 ) -> Iterator[str]:
     """Yield lines of text, or one JSON line per lease: the coordinator's explanation, and the evidence in this home.
 
     `place` is the log entry of the lease that was asked about. Without `about`, a lease without problems gets one line
-    of text.
+    of text. `figures` are the time, tokens and credit of leases that the running agent knows.
     """
     left = {rejection.lease_id: rejection for rejection in rejections}
     for explanation in answer.explanations:
@@ -183,7 +199,10 @@ def report(
             log_place = {"state": place.state, "entry": place.entry, "of": place.size}
             yield json.dumps(summary | {"report": seen, "logged": log_place, "refused": _json(rejection)})
             continue
-        yield from lines(explanation) if about or rejection or _has_more(explanation) else (_verdict(explanation),)
+        first, *more = lines(explanation, holds)
+        known = figures.get(explanation.lease_id)
+        yield f"{first}; {known}" if known else first
+        yield from more if about or rejection or _has_more(explanation) else ()
         yield from _logged(place)
         yield from rejection_lines(rejection) if rejection else ()
     for lease_id, rejection in left.items():
@@ -246,7 +265,7 @@ def _logged(place: Logged) -> Iterator[str]:
         yield f"  Not in the ledger yet ({place.size} entries). Run this again in 1 min"
 
 
-def _lines(explanation: Explanation) -> Iterator[str]:
+def _lines(explanation: Explanation, holds: Callable[[int], bool]) -> Iterator[str]:
     yield _verdict(explanation)
     if explanation.claim_id:
         yield f"  claim {explanation.claim_id}"
@@ -254,8 +273,11 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield f"  {explanation.said}"
     its_report = audit_report.read(explanation.report)
     yield from _reported(its_report) if its_report else ("  the audit report cannot be read",)
-    if explanation.claim_id:
+    version = Lease.from_bytes(explanation.lease).version if explanation.lease else None
+    if explanation.claim_id and (version is None or holds(version)):
         yield f"  repeat the check: `{repeated(explanation)}`"
+    elif explanation.claim_id:
+        yield f"  the check cannot be repeated here: this home no longer has version {version}, only the last two"
     yield from _appeal(explanation)
 
 
@@ -319,7 +341,8 @@ def write_case(join: JoinString, home: Path, answer: Explanations, folder: Path)
     documents = saved(round_folder(home, join) / TRUST_FILE)
     if held is None or documents is None or documents.manifest is None:
         raise ConfigInvalid(
-            f"{home} does not have version {version}.", hint="Replay earlier: only the last two versions are kept."
+            f"{home} no longer has version {version}, so the check of this lease cannot be repeated here.",
+            hint="A home keeps the last two versions. Repeat a check while the lease's version is one of them.",
         )
     # Every version of a round has one sampler.
     newest = open_manifest(documents.manifest, round_id=join.round_id, version=documents.policy_version)
@@ -341,6 +364,34 @@ def write_case(join: JoinString, home: Path, answer: Explanations, folder: Path)
         else:
             shutil.copytree(policy, folder / "policies" / str(other))
     return missing
+
+
+def holds_version(join: JoinString, home: Path, version: int) -> bool:
+    """Return True if this home has a version, which a replay needs."""
+    return _held(join, home, version) is not None
+
+
+def recent_figures(home: Path, now_ms: int) -> dict[str, str]:
+    """Return time, tokens and credit of the last answered leases; empty without a running agent, which knows them."""
+    import trio
+
+    from swarm_node.owner.control_socket import NoAgent
+    from swarm_node.owner.control_socket import ask as ask_agent
+
+    try:
+        return figures_of(trio.run(ask_agent, home, "status"), now_ms)
+    except (NoAgent, SwarmError):
+        return {}
+
+
+def figures_of(state: Mapping[str, Any], now_ms: int) -> dict[str, str]:
+    """Return time, tokens and credit of the answers in an agent's snapshot, by lease."""
+    unit = parse_unit(state.get("unit"))
+    return {
+        answer["lease_id"]: f"answered {ago((now_ms - answer['at_ms']) / 1000)} ago, "
+        f"{counted(answer['tokens'], 'token')}, {unit.exact(answer['credit_micros'])}"
+        for answer in state.get("answers", ())
+    }
 
 
 def _held(join: JoinString, home: Path, version: int) -> Path | None:

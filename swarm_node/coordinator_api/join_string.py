@@ -37,6 +37,10 @@ ROUNDS = "rounds"
 """Folder in a node's home with one folder for each round."""
 
 
+SHOWN_CHARS = 120
+"""The longest text that is repeated as it was typed."""
+
+
 def round_folder(home: Path, join: JoinString) -> Path:
     """Return the folder of a round in a node's home."""
     return home / ROUNDS / join.round_id[:16]
@@ -47,9 +51,15 @@ def parse(text: str) -> JoinString:
         parts = urlsplit(text.strip())
     except ValueError:  # brackets without an IPv6 address
         parts = urlsplit("")
+    if "://" in text and parts.scheme not in ("", "http", "https"):
+        raise ConfigInvalid(
+            f"A join string begins with http:// or https://, not with {parts.scheme[:20]}://.",
+            hint="A join string has the form http://host:port#fingerprint.",
+        )
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigInvalid(
-            f"{text[:80]!r} is not a join string.", hint="A join string has the form http://host:port#fingerprint."
+            f"{text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + '…'!r} is not a join string.",
+            hint="A join string has the form http://host:port#fingerprint.",
         )
     if not re.fullmatch(r"[0-9a-f]{64}", parts.fragment):
         length = len(parts.fragment)

@@ -3,7 +3,7 @@
 - `last-round.json` in the home is written when a coordinator has registered the node, whole and readable only by its
   user. A round that never accepted the node does not replace the last one; beside others it is remembered unless it
   refused the node.
-- Commands that need one round mean the first.
+- Commands about the ledger, `earnings` and `why` mean all of them; `bench` and a mirror mean the first.
 - The name that the owner gave is stored, too, with its team. A generated nickname is not: it follows the node's key.
 - So is whether the owner wants the agent's page.
 """
@@ -96,9 +96,9 @@ def chosen(text: str, home: Path) -> JoinString:
 
 
 def all_chosen(text: str, home: Path) -> list[JoinString]:
-    """Return the round of a join string; without one, all rounds that this home joined last."""
+    """Return the round of a join string, or of a joined round's address; without, all rounds that were joined last."""
     if text:
-        return [parse(text)]
+        return [parse(text) if "#" in text else _known(text, home)]
     last = find_last(home)
     if last is None:
         raise ConfigInvalid(
@@ -107,6 +107,19 @@ def all_chosen(text: str, home: Path) -> list[JoinString]:
             "`swarm-node rounds` lists rounds.",
         )
     return [last.join, *last.others]
+
+
+def _known(text: str, home: Path) -> JoinString:
+    """Return the round at an address, if this home has joined it last."""
+    from swarm_node.coordinator_api import short_join  # with its list of words, which a join string needs not
+
+    urls = short_join.urls_of(text)  # raises if the text is no address
+    if known := find_by_url(home, urls):
+        return known
+    raise ConfigInvalid(
+        f"{text} is the address of a round that this node has not joined.",
+        hint=f"Add the fingerprint of 64 digits that its operator publishes: {urls[-1]}#FINGERPRINT.",
+    )
 
 
 def with_round(first: str, second: str) -> tuple[str, str]:

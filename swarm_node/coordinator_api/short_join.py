@@ -13,7 +13,7 @@ import trio
 
 from protocol import limits
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable, UntrustedRoot
-from protocol.policy.phrase import is_phrase_of, phrase
+from protocol.policy.phrase import COUNT, is_phrase_of, phrase, words_of
 from protocol.policy.root_document import fingerprint
 from swarm_node.coordinator_api.join_string import JoinString, parse
 from swarm_node.coordinator_api.origin import Patience, open_origin
@@ -22,7 +22,10 @@ PATIENCE = Patience(silence_s=10.0, grace_s=10.0)
 
 ROOT = "1.root.json"
 
-_HOST = re.compile(r"(https?://)?[A-Za-z0-9_.:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
+FINGERPRINT_DIGITS = 64
+
+_FINGERPRINT = re.compile(rf"[0-9a-f]{{{FINGERPRINT_DIGITS}}}")
+_HOST = re.compile(r"(https?://|(?!.*://))[A-Za-z0-9_.:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,16 @@ def urls_of(text: str) -> list[str]:
 
 async def find_round(text: str, proof: Proof) -> JoinString:
     """Return the join string of a host's round, once the owner's proof confirms it."""
+    if proof.fingerprint and not _FINGERPRINT.fullmatch(proof.fingerprint.strip().lower()):
+        raise ConfigInvalid(
+            f"--fingerprint: a fingerprint has {FINGERPRINT_DIGITS} digits (0-9, a-f), and this is not one.",
+            hint="Copy the whole fingerprint that the operator published.",
+        )
+    if proof.phrase and len(words := words_of(proof.phrase)) != COUNT:
+        raise ConfigInvalid(
+            f"--phrase: a phrase has {COUNT} words, and this one has {len(words)}.",
+            hint="Give all words, in quotation marks: --phrase 'WORD WORD …'.",
+        )
     join = await _fetch(urls_of(text))
     if proof.fingerprint or proof.phrase:
         if proof.fingerprint and proof.fingerprint.strip().lower() != join.round_id:
@@ -70,15 +83,17 @@ async def find_round(text: str, proof: Proof) -> JoinString:
 
 
 def _another_round(join: JoinString, option: str) -> UntrustedRoot:
+    part = "word" if option == "--phrase" else "digit"
     return UntrustedRoot(
         f"{join.url} serves another round than the one that {option} names. Nothing was joined.",
-        hint="Check each word. If they are right, another server answers as the coordinator.",
+        hint=f"Check each {part}. If all are right, another server answers as the coordinator.",
     )
 
 
 async def _fetch(urls: list[str]) -> JoinString:
     """Fetch the first root document of the first URL that answers."""
     failure: SwarmError | None = None
+    silent = 0
     for url in urls:
         # The owner typed this address, so it may be in the own network.
         origin = open_origin(f"{url}/v1", own_network=True, patience=PATIENCE)
@@ -86,6 +101,7 @@ async def _fetch(urls: list[str]) -> JoinString:
             root = await origin.document(ROOT, limits.METADATA_MAX_BYTES)
         except SwarmError as error:
             failure = failure or error
+            silent += isinstance(error, Unreachable)
             continue
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
@@ -94,4 +110,8 @@ async def _fetch(urls: list[str]) -> JoinString:
             return JoinString(url, fingerprint(root))
         failure = Unreachable(f"{url} serves no round.", hint="Check the address, or ask the operator for it.")
     assert failure is not None
+    if silent == len(urls):  # in the words of the owner, who typed no path and perhaps no scheme
+        said = failure.message.replace(f"{urls[0]}/v1 ", f"{urls[0]} ")
+        others = (f" {url} does not answer, either." for url in urls[1:])
+        raise Unreachable(f"{said}{''.join(others)}", hint=failure.hint)
     raise failure

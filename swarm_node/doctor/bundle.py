@@ -17,7 +17,7 @@ import re
 import socket
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
@@ -49,11 +49,11 @@ _ESCAPE = re.compile(r"\\(?:u00|x)([2-7][0-9a-fA-F])")
 _TIME = re.compile(r"^\d{1,2}:\d{2}:\d{2}$")
 
 
-def known_names(home: Path, url: str = "") -> dict[str, str]:
-    """Return the names of this machine's owner and their coordinator, with the replacement of each."""
+def known_names(home: Path, *urls: str) -> dict[str, str]:
+    """Return the names of this machine's owner and their coordinators, with the replacement of each."""
     marks = {str(home.absolute()): "<node home>", str(home): "<node home>", str(Path.home()): "<home>"}
     marks[socket.gethostname()] = "<host>"
-    marks[urlsplit(url).hostname or ""] = "<coordinator>"
+    marks |= {urlsplit(url).hostname or "": "<coordinator>" for url in urls}
     with suppress(OSError, KeyError):  # a user without a name
         marks[getpass.getuser()] = "<user>"
     for path in home.glob("**/*.key"):
@@ -109,9 +109,9 @@ PACKAGES = (
 )
 
 
-def write(target: Path, home: Path, findings: list[CheckResult], *, join: JoinString | None = None) -> None:
+def write(target: Path, home: Path, findings: list[CheckResult], *, joins: Sequence[JoinString] = ()) -> None:
     """Write the bundle to a new file."""
-    secrets = known_names(home, join.url if join else "")
+    secrets = known_names(home, *(join.url for join in joins))
     texts = {
         "findings.json": json.dumps([finding.to_json() for finding in findings], indent=1, ensure_ascii=False),
         "system.json": json.dumps(_system(), indent=1, ensure_ascii=False),

@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from protocol.text.plain import size_text
 from swarm_node.base.disk import existing
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.engine.precision import OVERHEAD_BYTES, ROOM
@@ -155,7 +156,7 @@ def space(folder: Path, version_bytes: int | None) -> CheckResult:
     place = existing(folder)
     free = shutil.disk_usage(place).free
     need = max(DISK_MIN_BYTES, int(VERSIONS_KEPT * (version_bytes or 0)))
-    evidence = f"{free / GB:.1f} GB free, {need / GB:.1f} GB needed"
+    evidence = f"{size_text(free)} free, {size_text(need)} needed"
     if free < need:
         step = "Free some space, or choose a folder on a larger disk with --home."
         return fail("disk", "There is not enough disk space for the round's versions.", evidence, step)

@@ -113,7 +113,7 @@ async def engine(name: str, options: EngineOptions, machine: HostMachine, model:
     try:
         choice = choose(name, options, machine)
     except ConfigInvalid as error:
-        return skip(check, error.message.removeprefix(f"{NONE_HERE} "), error.hint)
+        return skip(check, _without_name(error.message.removeprefix(f"{NONE_HERE} "), name), error.hint)
     try:
         with trio.fail_after(TRIED_S):
             return ok(
@@ -135,4 +135,11 @@ async def _sample(command: list[str], model: Path) -> str:
         while (group := await child.finished()) is not None:
             if isinstance(group, GroupFailed):
                 raise SwarmError.from_wire(group.model_dump())
-    return f"{loaded.numerics}, loaded in {loaded.seconds:.1f} s"
+    took = f"{loaded.seconds:.1f} s" if loaded.seconds >= 0.05 else "less than 0.1 s"
+    return f"{loaded.numerics}, loaded in {took}"
+
+
+def _without_name(said: str, name: str) -> str:
+    """Return a reason without the engine's name before it, which stands in the column of names."""
+    reason = said.removeprefix(f"{name}: ")
+    return f"{reason[0].upper()}{reason[1:]}"

@@ -11,9 +11,10 @@ import stat
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -21,6 +22,7 @@ from protocol import limits
 from protocol.errors import AgentTooOld, NotFound, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.policy.description import RoundDescription
+from protocol.text.money import Unit
 from protocol.text.plain import one_line
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
@@ -94,6 +96,8 @@ class Patient:
     listen: str
     options: EngineOptions
     with_engines: bool = True
+    others: tuple[JoinString, ...] = ()
+    """Further rounds that are only asked for an answer and for what can be earned there."""
 
 
 async def examine(patient: Patient, show: Show) -> list[CheckResult]:
@@ -130,6 +134,10 @@ async def examine(patient: Patient, show: Show) -> list[CheckResult]:
             for check, look in (("down", line.down), ("up", line.up)):
                 note(await _try_async(check, partial(look, answer)))
             note(await _try_async("reach", partial(line.reach, answer, patient.listen, patient.home)))
+    for other in patient.others:
+        async with _open_line(replace(patient, join=other), note) as answer:
+            if answer:
+                note(await _try_async("earnings", partial(earnings, answer, other, patient.home)))
     if patient.with_engines:
         note(*await engines.engines(patient.options, this_machine))
     return findings
@@ -155,12 +163,14 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
         answer = None
         try:
             answer = await ask(coordinator, patient.join)
-            note(ok("round", "The coordinator responds, and its root key matches the join string.", _newest(answer)))
+            note(
+                ok("round", f"{patient.join.url} responds, and its root key matches the join string.", _newest(answer))
+            )
         except NotFound as error:
             note(
                 fail(
                     "round",
-                    "A server responds at this address, but it is not a coordinator.",
+                    f"A server responds at {patient.join.url}, but it is not a coordinator.",
                     named(error),
                     "Copy the join string again.",
                 )
@@ -172,7 +182,7 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
             note(
                 fail(
                     "round",
-                    "The coordinator does not respond, or its signatures cannot be verified.",
+                    f"{patient.join.url} does not respond, or its signatures cannot be verified.",
                     named(error),
                     step,
                 )
@@ -206,10 +216,20 @@ async def earnings(answer: RoundAnswer, join: JoinString, home: Path) -> CheckRe
     """Estimate the earnings at the default price, or at the highest that the round pays if that is lower."""
     status, rows = await answer.coordinator.status(), await answer.coordinator.leaderboard()
     unit = await round_unit(answer.coordinator.origin, join.round_id)
+    return judge_earnings(status, rows, unit, forecast.find_speed(round_folder(home, join)))
+
+
+def judge_earnings(
+    status: dict[str, Any], rows: list[dict[str, Any]], unit: Unit, speed: forecast.MeasuredSpeed | None
+) -> CheckResult:
+    """Judge what this machine may earn by the coordinator's figures, which are not signed; nothing after the end."""
     try:
+        if status["finished"]:
+            reached = f"update {int(status['update'])} of {int(status['max_updates'])}"
+            step = "Join another round: `swarm-node rounds` lists those of a directory."
+            return fail("earnings", "The round is finished: it gives no more work.", reached, step)
         usual = limits.PRICE_DEFAULT_MICROS_PER_MTOK
         price = min(usual, int(status.get("max_price_micros_per_mtok", usual)))
-        speed = forecast.find_speed(round_folder(home, join))
         told = dict(line.split(": ", 1) for line in forecast.lines(status, rows, price=price, unit=unit, speed=speed))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return skip("earnings", "This version of swarm-node cannot read the coordinator's figures.")

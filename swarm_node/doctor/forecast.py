@@ -6,7 +6,8 @@
   weights, which are read once for each token.
 - The demand is between the share of the nodes that sample now and all of the time. A round without nodes has work for
   the first one all of the time, until its learner has enough.
-- Nothing is estimated beyond the remaining budget. Amounts are micro-units; the coordinator's figures are not signed.
+- Nothing is estimated beyond the remaining budget, and nothing per day: a round may end within the hour.
+- Amounts are micro-units; the coordinator's figures are not signed.
 """
 
 import json
@@ -16,7 +17,7 @@ from statistics import quantiles
 from typing import Any, NamedTuple
 
 from protocol.text.money import Unit, next_payout
-from protocol.text.plain import counted, duration_text
+from protocol.text.plain import counted, duration_text, plural
 from swarm_node.base.disk import write_durably
 
 FILE = "speed.json"
@@ -83,33 +84,51 @@ def forecast(
     speed: MeasuredSpeed | None = None,
 ) -> Forecast:
     """Estimate the earnings of a node in this round at this price."""
-    if price > status.get("max_price_micros_per_mtok", price):
-        return Forecast(unknown=f"this round pays at most {unit.price(status['max_price_micros_per_mtok'])}")
     if status.get("finished"):
         return Forecast(unknown="the round is finished")
+    if price > status.get("max_price_micros_per_mtok", price):
+        return Forecast(unknown=f"this round pays at most {unit.price(status['max_price_micros_per_mtok'])}")
     budget = max(0, int(status["budget_micros"]))
     alive = [row for row in rows if row["last_seen_ms"] >= status["as_of_ms"] - ALIVE_MS and row["tokens_per_s"] > 0]
-    busy = sum(row["phase"] == "generating" for row in alive) / len(alive) if alive else 1.0
+    sampling = sum(row["phase"] == "generating" for row in alive)
+    busy = sampling / len(alive) if alive else 1.0
     if speed is not None:
         slow = fast = speed.tokens_per_s
-        others = (
-            f"{busy:.0%} of {counted(len(alive), 'node')} here sample now" if alive else "it is the first node here"
-        )
-        basis = (
-            f"from {speed.tokens_per_s:,.0f} tokens/s, estimated from this machine's speed in another round. Rough: "
-            f"{others}"
-            if speed.scaled_by
-            else f"from the {speed.tokens_per_s:,.0f} tokens/s that this machine reached in this round "
-            f"{speed.age_text(int(status['as_of_ms']))} ago. Fairly sure while there is work: {others}"
-        )
+        basis = f"from {_speed_source(speed, int(status['as_of_ms']))}. {_certainty(speed, sampling, len(alive))}"
     elif len(alive) >= NODES_MIN:
         slow, _, fast = quantiles((row["tokens_per_s"] for row in alive), n=4, method="inclusive")
-        basis = f"from the {len(alive)} nodes that work here now. Rough: this machine was not measured in this round"
+        basis = (
+            f"from the speeds of {len(alive)} nodes here. Rough: this machine's own speed in this round is not known"
+        )
     else:
-        few = counted(len(alive), "node works", "nodes work")
-        return Forecast(unknown=f"{few} here, and this machine was not measured in this round")
+        few = counted(len(alive), "node has", "nodes have")
+        return Forecast(unknown=f"{few} reported a speed here, and this machine's own speed in this round is not known")
     low, high = (min(budget, int(rate * 3600 * price / 1e6)) for rate in (slow * busy, fast))
     return Forecast(low, high, basis)
+
+
+def _speed_source(speed: MeasuredSpeed, as_of_ms: int) -> str:
+    """Return where a speed comes from."""
+    if speed.scaled_by:
+        return f"{speed.tokens_per_s:,.0f} tokens/s, estimated from this machine's speed in another round"
+    age = speed.age_text(as_of_ms)
+    return f"the {speed.tokens_per_s:,.0f} tokens/s that this machine reached in this round {age} ago"
+
+
+def _certainty(speed: MeasuredSpeed, sampling: int, alive: int) -> str:
+    """Return how sure an estimate is: rough if the speed is scaled, or if some nodes have no work now."""
+    if not alive:
+        others = "it is the first node here"
+    else:
+        others = f"{sampling} of {counted(alive, 'node')} here {plural(sampling, 'samples', 'sample')} now"
+    return f"{'Fairly sure while there is work' if sampling == alive and not speed.scaled_by else 'Rough'}: {others}"
+
+
+def hourly_text(estimate: Forecast, unit: Unit) -> str:
+    """Return the expected earnings per hour; without work for the nodes that are here, only their upper bound."""
+    if not estimate.low and estimate.high:
+        return f"up to {unit.amount(estimate.high)} per hour, while there is work"
+    return f"about {unit.between(estimate.low, estimate.high)} per hour"
 
 
 def lines(
@@ -117,21 +136,23 @@ def lines(
 ) -> Iterator[str]:
     """Yield price, expected earnings and payments so far as lines of text."""
     worth = TOKENS_PER_S * 3600 * price / 1e6
-    yield f"Price: you ask {unit.price(price)}: {TOKENS_PER_S} tokens/s earn {unit.amount(worth)} per hour of work"
-    if bonus := float(status.get("exact_bonus", 0)):
+    is_open = not status.get("finished")
+    if is_open:
+        asked = f"{unit.price(price)} (--price {price})"
+        yield f"Price: you ask {asked}: {TOKENS_PER_S} tokens/s earn {unit.amount(worth)} per hour of work"
+    if is_open and (bonus := float(status.get("exact_bonus", 0))):
         classes = " or ".join(str(name) for name in list(status.get("exact_classes") or ())[:CLASSES_SHOWN])
         here = f"class {classes}" if classes else "none yet: no auditor has met such work"
         yield f"Bonus: {bonus:.2%} more with --dtype exact, from the first audit that repeats this node's bits: {here}"
     estimate = forecast(status, rows, price=price, unit=unit, speed=speed)
-    if estimate.unknown:
+    if not is_open:
+        yield f"Earnings: none: {estimate.unknown}"
+    elif estimate.unknown:
         yield f"Earnings: unknown: {estimate.unknown}"
     elif not int(status["budget_micros"]) or not price:
         yield "Earnings: none: " + ("you ask nothing" if not price else "the round's budget is used up")
     else:
-        spread = f"{unit.figure(estimate.low)} to {unit.amount(estimate.high)}"
-        spread = unit.amount(estimate.high) if estimate.low == estimate.high else spread
-        daily = unit.amount(min(24 * estimate.high, int(status["budget_micros"])))
-        yield f"Earnings: about {spread} per hour, at most {daily} per day, {estimate.basis}"
+        yield f"Earnings: {hourly_text(estimate, unit)}, {estimate.basis}"
     if payouts := status.get("payouts"):
         paid = f"{unit.exact(payouts['paid_micros'])} in {counted(payouts['batches'], 'payout')} so far"
         due = next_payout(unit, payouts["next_ms"], payouts["minimum_micros"], int(status["as_of_ms"]))

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+CHECK_CHARS = 12
+"""Width of the column of names, for the longest: `engine torch`."""
+
 
 class CheckState(StrEnum):
     """Severity of a result."""
@@ -58,11 +61,12 @@ def failed(findings: Iterable[CheckResult]) -> bool:
 
 def lines(finding: CheckResult) -> Iterator[str]:
     """Yield a finding as lines of text."""
-    yield f"{finding.state.value:<4}  {finding.check:<11} {finding.said}"
+    start = f"{finding.state.value:<4}  {finding.check:<{CHECK_CHARS}} "
+    yield start + finding.said
     if finding.evidence:
-        yield f"                  {finding.evidence}"
+        yield " " * len(start) + finding.evidence
     if finding.next_step:
-        yield f"                  → {finding.next_step}"
+        yield f"{' ' * len(start)}→ {finding.next_step}"
 
 
 def summary(findings: list[CheckResult]) -> str:

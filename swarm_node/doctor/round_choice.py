@@ -15,7 +15,7 @@ from ledger.directory import DAY_MS, KnownRound
 from protocol.errors import ConfigInvalid
 from protocol.text.money import Unit
 from protocol.text.plain import counted
-from swarm_node.doctor.forecast import Forecast
+from swarm_node.doctor.forecast import Forecast, hourly_text
 from swarm_node.engine.precision import GB, OVERHEAD_BYTES, ROOM, Memory
 
 LATELY_DAYS = 30
@@ -115,5 +115,4 @@ def earnings_line(estimate: Forecast, unit: Unit) -> str:
     """Return the expected earnings as a line of text."""
     if estimate.unknown:
         return f"Earnings: unknown: {estimate.unknown}"
-    spread = f"{unit.figure(estimate.low)} to {unit.amount(estimate.high)}"
-    return f"Earnings: about {spread} per hour, {estimate.basis}"
+    return f"Earnings: {hourly_text(estimate, unit)}, {estimate.basis}"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed
-from protocol.policy.canary import AHEAD, FILE_NAME, Canary
+from protocol.policy.canary import AHEAD, FILE_NAME, FIRST_JUDGED, Canary
 from swarm_node.engine.decoder import Decoder
 
 FLOAT32 = "fp32"
@@ -34,8 +34,8 @@ longest prefix."""
 def check(folder: Path, scores: Scores, *, vocab_size: int, numerics: str, is_proven: bool = False) -> bool:
     """Raise an error if the mean distance to the folder's canary is more than the model's precision explains.
 
-    `is_proven` says that the model reproduced a whole canary before, and that this swap compared its tensors. Return
-    False if the folder has no canary.
+    `is_proven` says that a check of this model returned True before, and that this swap compared its tensors. Return
+    True if the canary judges at least `AHEAD` tokens; False if it judges fewer, or if the folder has none.
     """
     file = folder / FILE_NAME
     if not file.exists():
@@ -54,7 +54,7 @@ def check(folder: Path, scores: Scores, *, vocab_size: int, numerics: str, is_pr
             f"{precision}.",
             hint="The weights are damaged, or this engine reads them incorrectly.",
         )
-    return True
+    return len(canary.tokens) >= FIRST_JUDGED + AHEAD
 
 
 def score(decoder: Decoder, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float32]:

@@ -143,8 +143,20 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
             f"{NONE_HERE} {reasons}.",
             hint="Use `--dtype exact` with `--device cpu` and `--engine auto`, or choose another `--dtype`.",
         )
-    hint = ", or ".join(ENGINES[name].install for name in refused)
-    raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"Install one of them: {hint}; or choose another --engine.")
+    if options.device in CARDS and not _has_card(machine, options.device):
+        raise ConfigInvalid(
+            f"--device {options.device}: this machine has no such graphics card. {reasons}.",
+            hint="Leave --device out, or give --device cpu. `swarm-node doctor` shows the cards of this machine.",
+        )
+    hints = [ENGINES[name].install for name in refused]
+    hint = f"Install one of them: {', or '.join(hints)}" if len(hints) > 1 else f"Install it: {hints[0]}"
+    raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"{hint}; or choose another --engine.")
+
+
+def _has_card(machine: HostMachine, device: str) -> bool:
+    """Return True if the system drives a card that may be meant by this device of `--device`."""
+    vendors = {"cuda": {"amd"}, "xpu": {"intel"}, "mps": {"apple"}}
+    return machine.other_card in vendors[device] or (device == "cuda" and machine.nvidia)
 
 
 def for_policy(wanted: str, options: EngineOptions, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:

@@ -7,6 +7,7 @@
   one is tried. The engine is recorded as unfit once another one could load the policy: otherwise the policy is at
   fault.
 - The child's memory is watched: a child that uses more than the machine and its policy allow is killed (`memory`).
+- The child has a process group of its own: Ctrl-C at the terminal reaches the agent alone, which ends the child.
 - A call that is cancelled half-way ends the child, too: half a frame, or the answer to a cancelled command, must not
   be read as the answer to the next. `cancel` drops requests and keeps the child.
 """
@@ -306,6 +307,7 @@ class EngineClient:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env=os.environ | self._environment,
+                process_group=0,
             )
         except OSError as error:
             raise EngineNotStarted(

@@ -72,7 +72,7 @@ class Engine(ABC):
         self._passed: deque[PolicyFiles] = deque(maxlen=PASSED_MAX)
         """Files that passed their canary in the model, as it was built."""
         self._is_proven = False
-        """True if the model, as it was built, reproduced a whole canary."""
+        """True if the model, as it was built, reproduced a canary that is long enough (`canary.check`)."""
 
     @property
     def busy(self) -> bool:

@@ -69,7 +69,9 @@ def describe_model(weights_bytes: int, config: bytes | None) -> Model:
         return Model(weights_bytes)
     command = [str(Path(sys.executable).with_name("swarm-node")), "engine", "--describe"]
     try:
-        done = subprocess.run(command, input=config, capture_output=True, timeout=DESCRIBED_S, check=True)
+        done = subprocess.run(  # in a process group of its own, which Ctrl-C at the terminal does not reach
+            command, input=config, capture_output=True, timeout=DESCRIBED_S, check=True, process_group=0
+        )
         description = json.loads(done.stdout)
         refused = {name: _shown(description["refused"][name]) for name in ENGINES if name in description["refused"]}
         dtype = description["dtype"] if description["dtype"] in BYTES else "float32"

@@ -18,7 +18,12 @@ def kept(home: Path, node: NodeId, given: Path | None = None) -> bytes | None:
     try:
         data = path.read_bytes()
         owner_of(data, node)
-    except (OSError, SwarmError) as error:
+    except OSError as error:
+        raise ConfigInvalid(
+            f"{'--owner: ' if given else ''}{path} cannot be read: {error.strerror}.",
+            hint="Give the file that the owner made with `swarm-node keys delegate`.",
+        ) from None
+    except SwarmError as error:
         raise ConfigInvalid(
             f"{path} is not a delegation to {node} ({error}).", hint="Ask the owner to run `swarm-node keys delegate`."
         ) from None

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.errors import ConfigInvalid
+from protocol.errors import ConfigInvalid, SwarmError
 from protocol.wire.signing import NodeKey
 from swarm_node.base import disk
 from swarm_node.base.disk import disk_named, sync_folder
@@ -50,6 +50,22 @@ def only_agent(home: Path) -> Iterator[None]:
     taken = ConfigInvalid(f"Another agent is running in {home}.", hint="Stop it, or use another --home for this one.")
     with disk.hold_lock(home / "agent.lock", taken):
         yield
+
+
+def require_no_agent(home: Path) -> None:
+    """Raise an error if an agent holds the home's lock."""
+    if home.exists():
+        with only_agent(home):
+            pass
+
+
+def has_agent(home: Path) -> bool:
+    """Return True if an agent holds the home's lock, or if that cannot be checked."""
+    try:
+        require_no_agent(home)
+    except SwarmError:
+        return True
+    return False
 
 
 def put(path: Path, seed: bytes) -> None:

@@ -24,6 +24,7 @@ from ledger.training import LATER, TrainingChain, groups_root, is_drawn
 from protocol import limits
 from protocol.errors import ConfigInvalid, MalformedMessage, NotFound, ProofInvalid
 from protocol.policy import chunks
+from protocol.text.plain import size_text
 from protocol.wire.signing import open_envelope
 from protocol.work.learning import KeptBatch, TrainingGroup
 from protocol.work.rollout import RolloutClaim
@@ -114,12 +115,14 @@ async def fetch(
         unsigned += check_batch(batch, entry, log)
         groups += len(batch.groups)
         (folder / "batches" / str(entry.update)).write_bytes(data)
-    say(f"the groups of batches {span[0].update} to {update} are those in the log; their claims were credited before")
+    first = span[0].update
+    said = f"batch {update} are" if first == update else f"batches {first} to {update} are"
+    say(f"the groups of {said} those in the log; their claims were credited before")
     names = {"start": "start", f"{KEPT_FOLDER}{start:09d}": "checkpoint"}
     for name, target in names.items():
         (folder / target).mkdir()
         for file, size_bytes in kept.folders.get(name, {}).items():
-            say(f"fetching {name}/{file}, {size_bytes / limits.MIB:,.1f} MiB")
+            say(f"fetching {name}/{file}, {size_text(size_bytes)}")
             await _fetch_file(files, f"training/{name}/{file}", size_bytes, folder / target / file)
     described = {
         "updates": [entry.model_dump() for entry in span],
@@ -185,7 +188,7 @@ async def _kept(files: PublicFiles) -> _KeptFiles:
 async def _fetch_file(files: PublicFiles, path: str, size_bytes: int, target: Path) -> None:
     """Write a file of many parts."""
     if size_bytes > shutil.disk_usage(target.parent).free:
-        raise ConfigInvalid(f"The disk has no room for {path}, {size_bytes / limits.MIB:,.0f} MiB.", hint="Use --save.")
+        raise ConfigInvalid(f"The disk has no room for {path}, {size_text(size_bytes)}.", hint="Use --save.")
     with target.open("wb") as file:
         for part in range(-(-size_bytes // limits.TRAINING_PART_BYTES)):
             file.write(await _need(files, f"{path}/{part}", limits.TRAINING_PART_BYTES))

@@ -83,8 +83,8 @@ def carry_out(governor: Governor, do: str, options: Mapping[str, Any]) -> None:
     if do == "move":
         parse(str(options.get("join_string")))  # raises
     if do != "status":
+        getattr(governor, do)(**options)  # raises if the order names no round or card of this agent
         log.info("asked to %s %s", do, " ".join(f"{name}={value}" for name, value in options.items()))
-        getattr(governor, do)(**options)
 
 
 def _obey(door: Door, governor: Governor, status: Callable[[], dict[str, Any]], asked: bytes) -> dict[str, Any]:

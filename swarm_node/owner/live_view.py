@@ -31,9 +31,12 @@ def panel(snapshot: dict[str, Any]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(ratio=1)
-    calm = not (snapshot["resting"] or snapshot["distrust"] or snapshot["trouble"])
-    for line in status_lines.rounds(snapshot):
-        table.add_row("round", Text(one_line(line)))
+    calm = status_lines.is_working(snapshot)
+    several = status_lines.numbered_rounds(snapshot)
+    for label, line in several:
+        table.add_row(label, Text(one_line(line)))
+    if several:
+        table.add_row("shown", Text(one_line(status_lines.shown_round(snapshot))))
     table.add_row("doing", Text(one_line(status_lines.doing(snapshot)), style="green" if calm else "yellow"))
     if snapshot["download"]:
         load = snapshot["download"]

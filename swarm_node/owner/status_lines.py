@@ -21,9 +21,13 @@ def of_status(state: dict[str, Any]) -> Iterator[str]:
 
 def _of_status(state: dict[str, Any]) -> Iterator[str]:
     yield f"node      {state['name']}  {state['node_id']}"
-    yield f"round     {state['coordinator']}  (agent {state['pid']}, up {ago(_since_s(state, state['started_ms']))})"
-    for line in rounds(state):
-        yield f"of        {line}"
+    agent = f"agent {state['pid']}, up {ago(_since_s(state, state['started_ms']))}"
+    several = numbered_rounds(state)
+    yield f"round     {f'{len(several)} rounds' if several else state['coordinator']}  ({agent})"
+    for label, line in several:
+        yield f"{label:<9} {line}"
+    if several:
+        yield f"shown     {shown_round(state)}"
     yield f"doing     {doing(state)}"
     yield f"version   {version(state)}"
     yield f"speed     {speed(state)}"
@@ -76,7 +80,8 @@ def doing(state: dict[str, Any]) -> str:
     if state["trouble"]:
         return f"{state['phase']} with a problem for {ago(_since_s(state, state['trouble_ms']))}: {state['trouble']}"
     if state["download"]:
-        return f"{state['phase']}, {progress_text(state['download'])}"
+        load = progress_text(state["download"])
+        return load if state["phase"] in ("idle", "offline") else f"{state['phase']}, {load}"
     if state["phase"] == "offline":
         return "waiting for the first version" if not state["newest_version"] else "loading"
     if not state["open_leases"] and state["no_work"]:
@@ -84,9 +89,24 @@ def doing(state: dict[str, Any]) -> str:
     return str(state["phase"])
 
 
+def is_working(state: dict[str, Any]) -> bool:
+    """Return True if the node samples or uploads, and nothing needs the owner's attention."""
+    return state["phase"] not in ("idle", "offline") and not (state["resting"] or state["distrust"] or state["trouble"])
+
+
 def rounds(state: dict[str, Any]) -> list[str]:
     """Return a line for each round of an agent that takes part in several."""
     return [_round(row) for row in state.get("rounds", ())]
+
+
+def numbered_rounds(state: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a label and a line for each round of an agent that takes part in several."""
+    return [(f"round {number}", line) for number, line in enumerate(rounds(state), 1)]
+
+
+def shown_round(state: dict[str, Any]) -> str:
+    """Say which of several rounds all other rows are of."""
+    return f"the rows below are those of {state['coordinator']}"
 
 
 def _round(row: dict[str, Any]) -> str:
@@ -144,21 +164,24 @@ def credit(state: dict[str, Any]) -> str:
     """Return the pending, payable and new credit in the round's unit."""
     unit = parse_unit(state.get("unit"))
     run = f"{unit.amount(state['credit_micros'])} in this run"
-    if state.get("today_micros") is not None:
-        run = f"{unit.amount(state['today_micros'])} today, {run}"
     if state["earnings_ms"] is None:
         return f"{run}; pending and payable: not known yet"
-    return (
-        f"{unit.figure(state['pending_micros'] or 0)} pending, {unit.amount(state['payable_micros'] or 0)} payable "
-        f"({ago(_since_s(state, state['earnings_ms']))} ago); {run}"
-    )
+    parts = {"pending": state["pending_micros"] or 0, "payable": state["payable_micros"] or 0}
+    if state.get("today_micros") is not None:
+        parts["today"] = state["today_micros"]
+    reported = ", ".join(f"{unit.amount(micros)} {name}" for name, micros in parts.items())
+    return f"{run}; reported {ago(_since_s(state, state['earnings_ms']))} ago: {reported}"
 
 
 def rate(state: dict[str, Any]) -> str:
     """Return this node's earnings per hour and per day, with the trend."""
     told = state.get("rates")
     pace = EarningPace.parse(told["rate"]) if told else None
-    return "not known yet" if pace is None else pace_text(parse_unit(state.get("unit")), pace)
+    if pace is None:
+        return "not known yet"
+    if pace.earning_s is None and state["credit_micros"] > 0:
+        return "not known yet; the credit of this run is counted within two minutes"
+    return pace_text(parse_unit(state.get("unit")), pace)
 
 
 def payouts(state: dict[str, Any]) -> str:
@@ -183,8 +206,7 @@ def payout_lines(unit: Unit, told: dict[str, Any], *, now_ms: int) -> Iterator[s
 
 def verdicts(state: dict[str, Any]) -> str:
     """Return the number of accepted and rejected rollouts and the last verdict."""
-    rejected = ", ".join(f"{count} {code}" for code, count in state["rejected"].items())
-    said = f"{state['accepted']:,} accepted, {rejected or 'none'} rejected"
+    said = f"{counted(state['accepted'], 'rollout')} accepted, {rejected_text(state['rejected'])}"
     last = state["last_verdict"]
     if last is None:
         return f"{said}; no verdict received yet"
@@ -192,6 +214,14 @@ def verdicts(state: dict[str, Any]) -> str:
     return (
         f"{said}; last: {last['outcome']}{code} {ago(_since_s(state, last['at_ms']))} ago, lease {last['lease_id'][:8]}"
     )
+
+
+def rejected_text(rejected: dict[str, int]) -> str:
+    """Return the number of rejected rollouts with their codes: `3 rejected (2 stale_version, 1 lease_closed)`."""
+    if not rejected:
+        return "none rejected"
+    codes = next(iter(rejected)) if len(rejected) == 1 else ", ".join(f"{n:,} {code}" for code, n in rejected.items())
+    return f"{sum(rejected.values()):,} rejected ({codes})"
 
 
 def traffic(state: dict[str, Any]) -> str:

@@ -145,7 +145,7 @@ class VersionFetcher:
         await trio.to_thread.run_sync(disk_space.require, self.folder, manifest, bases, sizes, self._blobs)
         draft = await trio.to_thread.run_sync(Draft, self.folder, manifest, self._blobs, bases)
         if is_first:
-            log.info("fetching the first version: %s", size_text(sum(sizes.values())))
+            log.info("fetching version %d, the first here: %s", manifest.version, size_text(sum(sizes.values())))
         try:
             with draft.following(self._arrivals):
                 plan = await self._plans.begin(manifest.version) or self._plans.substitute()

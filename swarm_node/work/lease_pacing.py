@@ -15,6 +15,7 @@ from typing import NamedTuple
 import trio
 
 from protocol import limits
+from protocol.text.money import unitless_price
 from protocol.work.lease import Lease
 
 REQUEST_PAUSE_S = 1.0
@@ -99,8 +100,8 @@ def sort_out(leases: Sequence[Lease], *, now_ms: int, pace: NodePace, price_floo
 def _against(lease: Lease, tokens: float, now_ms: int, pace: NodePace, price_floor: int) -> str:
     left_s = (lease.expires_ms - now_ms) / 1000
     if lease.price_micros_per_mtok < price_floor:
-        price = lease.price_micros_per_mtok
-        return f"it pays {price} millionths of the unit per million tokens, your minimum is {price_floor}"
+        price, floor = unitless_price(lease.price_micros_per_mtok), unitless_price(price_floor)
+        return f"it pays {price} per million tokens, your minimum is {floor} (both in the round's unit)"
     if left_s <= 0:
         return f"it expired {-left_s:.1f} s ago by the coordinator's clock"
     needed_s = tokens / pace.tokens_per_s if pace.tokens_per_s else 0.0

@@ -132,7 +132,7 @@ class Pulse:
                 log.info(
                     "registered price_micros_per_mtok=%d addresses=%s",
                     message.price_micros_per_mtok,
-                    message.addresses,
+                    ",".join(message.addresses) or "none",
                 )
                 return self._answered()
             except SwarmError as error:

@@ -56,6 +56,12 @@ class Sender:
         self._sending: dict[LeaseId, int] = {}
         """Sizes of the rollouts in the requests under way, in bytes."""
         self._is_idle = False
+        self._hurried = trio.Event()
+        """Set to end the pause after a failure, and replaced then."""
+        self._failures = 0
+        """Requests that failed since the start."""
+        self._request_ended = trio.Event()
+        """Set when a request has succeeded or failed, and replaced then."""
         self._is_answered = True
         """False after a request without an answer, until the next one with an answer."""
 
@@ -76,6 +82,14 @@ class Sender:
         with trio.move_on_after(BEGIN_S):
             await self._begun.wait()
 
+    async def flush(self) -> None:
+        """Send the outbox without a pause; return when it is empty, or when a request has failed."""
+        failures = self._failures
+        self._hurried.set()
+        self.wake()
+        while len(self._outbox) and self._failures == failures:
+            await self._request_ended.wait()
+
     async def run(self, add_turns: AddTurns) -> None:
         """Send rollouts until cancelled; call `add_turns` with leases in the coordinator's answers."""
         async with trio.open_nursery() as nursery:
@@ -93,7 +107,9 @@ class Sender:
             self._woken = trio.Event()
             sent = await self._try_to_send(add_turns)
             if sent is None:
-                await trio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+                with trio.move_on_after(PAUSES_S[min(failures, len(PAUSES_S) - 1)]):
+                    await self._hurried.wait()
+                self._hurried = trio.Event()
                 failures += 1
                 continue
             failures = 0
@@ -110,12 +126,19 @@ class Sender:
 
     async def _try_to_send(self, add_turns: AddTurns) -> int | None:
         """Send one request; return the number of judged rollouts, or None after a failure."""
+        sent = await self._try_request(add_turns)
+        self._request_ended.set()
+        self._request_ended = trio.Event()
+        return sent
+
+    async def _try_request(self, add_turns: AddTurns) -> int | None:
         try:
             sent = await self.send_some(add_turns)
         except SwarmError as error:
             level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
             log.log(level, "rollouts not sent yet code=%s: %s", error.code, error)
             self._is_answered = False
+            self._failures += 1
             return None
         if sent:
             self._is_answered = True

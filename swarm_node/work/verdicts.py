@@ -189,8 +189,14 @@ class VerdictRecorder:
         """Log the credit at intervals."""
         if trio.current_time() >= self._next_credit_line:
             self._next_credit_line = trio.current_time() + CREDIT_LINE_S
-            counts = dict(self.counts)
-            log.info("credited tokens=%d credit_micros=%d verdicts=%s", self.tokens, self.credit_micros, counts)
+            codes = ",".join(f"{code}:{count}" for code, count in self.rejected.items())
+            log.info(
+                "credited tokens=%d accepted=%d rejected=%d%s",
+                self.tokens,
+                self.accepted,
+                sum(self.rejected.values()),
+                f" ({codes})" if codes else "",
+            )
 
     def _keep_all(self, sent: Mapping[LeaseId, bytes], error: SwarmError) -> None:
         for lease_id, envelope in sent.items():

@@ -37,7 +37,7 @@ from protocol.errors import DiskFull, EngineFailed, OwnerBanned, SwarmError, Unr
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest
 from swarm_node.base.trouble import Trouble
-from swarm_node.base.waiting import EitherEvent, Interrupt, finish_when_cancelled, first_of
+from swarm_node.base.waiting import EitherEvent, Interrupt, Stoppable, finish_when_cancelled, first_of
 from swarm_node.engine.messages import GroupFailed, GroupGrown, SampleRequest
 from swarm_node.versions.fetcher import HeldVersion
 from swarm_node.versions.follower import PolicyFollower
@@ -98,6 +98,7 @@ class Worker:
         self._phase = Phase.OFFLINE
         self.finished = trio.Event()
         """Set when the coordinator says that the round has ended."""
+        self._running = Stoppable()
 
     @property
     def phase(self) -> Phase:
@@ -115,33 +116,40 @@ class Worker:
         return self.engine.tokens_per_s
 
     async def run(self) -> None:
-        """Work until the round is finished."""
-        try:
-            while not self.finished.is_set():
-                try:
-                    if self.leases.has_turns:
-                        await self._start_turns()
-                    if self._needs_work():
-                        await self._request_work()
-                    if self.leases.open:
-                        await self._collect()
-                except EngineFailed as error:
-                    await self.return_open()
-                    self._count_failure(error, self.engine.loaded)
-                except DiskFull as error:
-                    self.trouble.record(error, "work stopped")
-                    await self.return_open()
-                    self._pacing.pause(FULL_DISK_PAUSE_S)
-                except Unreachable:  # the heartbeat logs this
-                    self._pacing.pause(1.0)
-                except OwnerBanned:
-                    raise
-                except SwarmError as error:
-                    self.trouble.record(error, "no work")
-                    self._pacing.pause(1.0)
-        finally:
-            await self.leases.return_all()
-            self.engine.turn.release()
+        """Work until the round is finished, or `stop` is called."""
+        await self._running.run(self._run, self._end)
+
+    async def stop(self) -> None:
+        """End `run`, and return the leases that it has not answered; what is stored stays in the outbox."""
+        await self._running.stop()
+
+    async def _end(self) -> None:
+        await self.leases.return_all()
+        self.engine.turn.release()
+
+    async def _run(self) -> None:
+        while not self.finished.is_set():
+            try:
+                if self.leases.has_turns:
+                    await self._start_turns()
+                if self._needs_work():
+                    await self._request_work()
+                if self.leases.open:
+                    await self._collect()
+            except EngineFailed as error:
+                await self.return_open()
+                self._count_failure(error, self.engine.loaded)
+            except DiskFull as error:
+                self.trouble.record(error, "work stopped")
+                await self.return_open()
+                self._pacing.pause(FULL_DISK_PAUSE_S)
+            except Unreachable:  # the heartbeat logs this
+                self._pacing.pause(1.0)
+            except OwnerBanned:
+                raise
+            except SwarmError as error:
+                self.trouble.record(error, "no work")
+                self._pacing.pause(1.0)
 
     async def add_turns(self, leases: Sequence[Lease]) -> None:
         """Hand leases of next turns to `run`, which starts them; return those that it could not start."""
@@ -318,7 +326,8 @@ class Worker:
     def _can_start_turn(self, lease: Lease) -> bool:
         """Return True if a turn may be started: with the loaded version, and while work is permitted."""
         may_work = self._gate.decision.may_work and not self.engine.turn.is_overdue
-        return lease.version == self.engine.version and may_work and not self.finished.is_set()
+        ends = self.finished.is_set() or self._running.is_stopped
+        return lease.version == self.engine.version and may_work and not ends
 
     async def _start_turns(self) -> None:
         """Start the turns that wait; return those of another version, or all after the gate has closed."""

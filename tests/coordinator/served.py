@@ -93,9 +93,11 @@ class Served:
         assert response.status == 200, canonical.decode(data)
         return kind.from_bytes(data)
 
-    async def join(self, number: int = 1) -> NodeKey:
-        key = NodeKey(number.to_bytes(32))
-        message = Register(name=f"n{number}", price_micros_per_mtok=1_000_000, addresses=("127.0.0.1:1",), agent="")
+    async def join(self, number: int = 1, price_micros_per_mtok: int = 1_000_000) -> NodeKey:
+        key, address = NodeKey(number.to_bytes(32)), "127.0.0.1:1"
+        message = Register(
+            name=f"n{number}", price_micros_per_mtok=price_micros_per_mtok, addresses=(address,), agent=""
+        )
         await self.call(key, "/v1/nodes", message, HeartbeatReply)
         return key
 

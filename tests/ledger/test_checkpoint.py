@@ -121,7 +121,7 @@ def test_signatures_of_strangers_are_passed_over() -> None:
 
 @pytest.mark.parametrize("text", ["", "name", "name+00000000+AAAA", GO_KEY + "=", GO_KEY.replace("c74f", "c74e")])
 def test_other_texts_are_no_keys(text: str) -> None:
-    with pytest.raises(CheckpointInvalid):
+    with pytest.raises(CheckpointInvalid, match="is not the public key of a witness or a log"):
         NoteKey.parse(text)
 
 

@@ -41,5 +41,5 @@ def test_status_nodes_and_orders_about_versions_reach_it(coordinator: Coordinato
 
 def test_a_kill_is_seen_with_its_moment_and_a_launch_goes_on(coordinator: Coordinator) -> None:
     coordinator.program.kill()
-    assert say(coordinator, "status").startswith("round      STOPPED since ")
+    assert say(coordinator, "status").startswith("state      STOPPED since ")
     assert "STOPPED since" in say(coordinator, "nodes", "list")

@@ -1,6 +1,7 @@
 """Rounds of one agent: the end of one is no end of the others, and is named to the owner."""
 
 import logging
+import signal
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,17 @@ from protocol.errors import OwnerBanned, SwarmError
 from protocol.text.money import CREDITS
 from swarm_node.allowance.governor import Governor, UploadCounter
 from swarm_node.allowance.settings import Limits
-from swarm_node.app import ORDER_EVERY_S, AgentParts, AgentRound, AgentRounds, RoundChoice, describe_end, keep_order
+from swarm_node.app import (
+    ORDER_EVERY_S,
+    SIGNAL_AGAIN_S,
+    AgentParts,
+    AgentRound,
+    AgentRounds,
+    RoundChoice,
+    describe_end,
+    keep_order,
+    leave_on_signal,
+)
 from swarm_node.cli import app
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import parse
@@ -247,3 +258,25 @@ def test_an_agent_whose_rounds_its_owner_ended_has_finished_as_requested(tmp_pat
     governor.leave(round_name=gates[1].name)
     assert describe_end(governor, gates) == ("finished, as you requested", "")
     assert describe_end(governor, gates[:1]) == ("finished, as you requested", "")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGINT, "Ctrl-C, or the signal SIGINT"), (signal.SIGTERM, "the signal SIGTERM")],
+)
+async def test_a_signal_leaves_as_the_command_does_and_the_next_one_stops_at_once(
+    tmp_path: Path, autojump_clock: MockClock, number: int, said: str
+) -> None:
+    governor = Governor(tmp_path, UploadCounter(tmp_path, lambda: datetime.now(UTC)))
+    send, signals = trio.open_memory_channel[int](1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(leave_on_signal, signals, governor, nursery.cancel_scope)
+        await send.send(number)
+        await send.send(number)  # a program that signals the process and its group
+        await trio.sleep(SIGNAL_AGAIN_S)
+        assert governor.leaving.is_set()
+        assert describe_end(governor, [governor.open_round(A)]) == (said, "")
+        assert not nursery.cancel_scope.cancel_called
+        await send.send(number)
+        await trio.sleep_forever()

@@ -47,7 +47,7 @@ async function refresh() {
       const fresh = page.getElementById(old.id);
       if (fresh && fresh.innerHTML !== old.innerHTML) keep(old, document.adoptNode(fresh));
     }
-    say(polling ? "Refreshed every 10 seconds." : "Live.");
+    say(polling ? "This page is refreshed every 10 seconds." : "This page refreshes itself.");
   } catch {
     say("The coordinator does not answer. Trying again.");
   } finally {

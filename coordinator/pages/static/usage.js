@@ -37,6 +37,14 @@ export function figure(micros, decimals) {
   return `${sign}${whole(Math.floor(rounded / 10 ** shown))}${part}`;
 }
 
+// An amount in a sentence, as `Unit.amount` shows it: without zeros at its end, except those of the first two decimals.
+export function amount(micros, unit) {
+  const [whole, part = ""] = figure(micros, unit.decimals).split(".");
+  const isSmall = part.length > unit.decimals;
+  const short = isSmall ? part : part.replace(/0+$/, "").padEnd(Math.min(unit.decimals, 2), "0");
+  return `${whole}${short && "."}${short} ${unit.name}`;
+}
+
 function ago(duration_ms) {
   for (const [unit_ms, name] of [[86_400_000, "d"], [3_600_000, "h"], [60_000, "min"]])
     if (duration_ms >= unit_ms) return `${Math.floor(duration_ms / unit_ms)}\u202f${name} ago`;
@@ -112,10 +120,10 @@ function showFigures(whose, figures) {
 }
 
 function showOne(key, now_ms) {
-  const amount = (micros) => `${figure(micros, key.unit.decimals)} ${key.unit.name}`;
+  const money = (micros) => amount(micros, key.unit);
   showFigures(key.name, {
-    spent: amount(key.spent_micros), left: amount(key.left_micros), budget: amount(key.budget_micros),
-    "held for open queries": amount(key.reserved_micros), "answered queries": whole(key.answered_queries),
+    spent: money(key.spent_micros), left: money(key.left_micros), budget: money(key.budget_micros),
+    "held for open queries": money(key.reserved_micros), "answered queries": whole(key.answered_queries),
     "open queries": whole(key.open_queries), "sampled tokens": whole(key.tokens), "last use": lastUse(key, now_ms),
     ...(key.expires_ms && { "valid until": day(key.expires_ms) }),
   });
@@ -140,7 +148,7 @@ const COLUMNS = [
 function showAll({ keys, unit }, now_ms) {
   const sum = (name) => keys.reduce((total, key) => total + key[name], 0);
   showFigures("All API keys", {
-    keys: whole(keys.length), spent: `${figure(sum("spent_micros"), unit.decimals)} ${unit.name}`,
+    keys: whole(keys.length), spent: amount(sum("spent_micros"), unit),
     "answered queries": whole(sum("answered_queries")), "open queries": whole(sum("open_queries")),
     "sampled tokens": whole(sum("tokens")),
   });

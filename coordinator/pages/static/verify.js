@@ -16,11 +16,24 @@ function el(tag, text, attributes = {}) {
   return made;
 }
 
+/** What the visitor typed is wrong: nothing was asked of a server. */
+class WrongInput extends Error {}
+
 /** Returns the address and the fingerprint (or "") of a join string or an address. */
 export function parseRound(text) {
   const match = /^(https?:\/\/[^\s#]+?)\/*(?:#([0-9a-f]{64}))?$/.exec(text.trim());
-  if (!match) throw new Unproved("This is not the address of a round. One looks like http://host:port, or is a whole join string.");
+  if (!match) throw new WrongInput("This is not the address of a round. One looks like http://host:port, or is a whole join string.");
   return { base: match[1], roundId: match[2] ?? "" };
+}
+
+/** Returns the keys of the witnesses that the visitor pasted. */
+async function pastedWitnesses(text) {
+  const keys = new Set(text.split(/\s+/).filter(Boolean));
+  try {
+    return await Promise.all([...keys].map(parseWitness));
+  } catch (error) {
+    throw new WrongInput(error.message);
+  }
 }
 
 class Server {
@@ -97,7 +110,7 @@ function proved(found, isPinned, witnesses) {
   const signers = Object.keys(found.witnessed);
   const least = Math.min(...Object.values(found.witnessed));
   return [
-    isPinned && `The round is the one of your join string: its first root document has the fingerprint ${found.roundId.slice(0, 16)}….`,
+    isPinned && `The round is the one of your join string: its first root document has the fingerprint ${found.roundId}.`,
     `The chain of ${counted(found.roots, "root document")}, each signed by the keys before it, names the ledger's key. `
       + `This key has signed the checkpoint of ${counted(found.size, "entry", "entries")}.`,
     `These entries, hashed into a tree, give the signed root ${found.root.slice(0, 16)}…. None is missing, added or altered.`,
@@ -113,6 +126,7 @@ function proved(found, isPinned, witnesses) {
 }
 
 function left(found, isPinned, witnesses, base) {
+  const signers = Object.keys(found.witnessed).length;
   const lacking = witnesses.filter((witness) => !(witness.text in found.witnessed)).map((witness) => witness.name);
   return [
     !isPinned && `Whose round this is. The page trusts the key that ${base} names. Paste the join string to compare it with one that you have from elsewhere.`,
@@ -121,14 +135,16 @@ function left(found, isPinned, witnesses, base) {
     witnesses.length === 0 && (found.witnessNames.length
       ? `The signatures of ${found.witnessNames.join(", ")}: paste the keys of the witnesses whom you trust.`
       : "That others see the same log: no witness has signed it."),
-    `That entries since the witnesses' last signatures are the same for everybody.`,
+    signers > 0 && "That entries since the witnesses' last signatures are the same for everybody.",
     "That an acceptance, a rejection or a price was just, and when an entry was made.",
     "That this page is the one which you think it is: a server can send another one. Save it, and compare or read it.",
   ].filter(Boolean);
 }
 
 function showMistake(error, base) {
-  showVerdict(error instanceof Unproved ? "Not proved: something is wrong." : "Not finished.", "bad");
+  const isTyped = error instanceof WrongInput;
+  const isWrong = error instanceof Unproved;
+  showVerdict(isTyped ? "Nothing was checked." : isWrong ? "Not proved: something is wrong." : "Not finished.", "bad");
   byId("mistake").textContent = error.message;
   if (error.entry !== null && error.entry !== undefined) {
     byId("mistake").append(" ", el("a", `Entry ${error.entry}`, { href: `${base}/entries/${error.entry}` }));
@@ -145,8 +161,7 @@ async function checkRound() {
     if (lacking) throw new Error(`${lacking} Save the page and open it from your disk, or use: swarm-node ledger verify`);
     const round = parseRound(byId("round").value);
     base = round.base;
-    const keys = new Set(byId("witnesses").value.split(/\s+/).filter(Boolean));
-    const witnesses = await Promise.all([...keys].map(parseWitness));
+    const witnesses = await pastedWitnesses(byId("witnesses").value);
     showVerdict("Checking…", "");
     const check = new RoundCheck(new Server(base), { ...round, witnesses, progress: showProgress(performance.now()) });
     const found = await check.run();
@@ -162,6 +177,7 @@ async function checkRound() {
 const asked = new URLSearchParams(location.search).get("round");
 const here = location.protocol.startsWith("http") ? new URL(".", location.href).href : "";
 byId("round").value = asked ? asked + location.hash : here.replace(/\/$/, "");
+byId("back").hidden = !here;
 byId("form").addEventListener("submit", async (event) => {
   event.preventDefault();
   byId("check").disabled = true;

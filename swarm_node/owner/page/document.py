@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.text.html import Markup, el
-from protocol.text.money import HOUR_S, EarningPace, Unit, pace_text, parse_unit
+from protocol.text.money import HOUR_S, EarningPace, Unit, parse_unit
 from protocol.text.plain import one_line
 from swarm_node.allowance.settings import CardLimits, Limits
 from swarm_node.owner import status_lines
@@ -110,7 +110,7 @@ def _live(name: str, *children: Any, tag: str = "div", **attributes: Any) -> Mar
 
 def _now(state: Mapping[str, Any], prefix: str) -> Markup:
     snapshot = dict(state)
-    calm = not (state["resting"] or state["distrust"] or state["trouble"])
+    calm = status_lines.is_working(snapshot)
     doing = el("span", coded(one_line(status_lines.doing(snapshot))), class_=f"state {'works' if calm else 'waits'}")
     load = state["download"]
     share = load["bytes_done"] / load["bytes"] if load and load["bytes"] else None
@@ -165,10 +165,12 @@ def _earnings(state: Mapping[str, Any]) -> Markup:
     snapshot, unit = dict(state), parse_unit(state.get("unit"))
     told = state.get("rates")
     pace = EarningPace.parse(told["rate"]) if told else None
+    age = state["earnings_ms"]
+    asked = status_lines.ago((state["now_ms"] - age) / 1000) if age is not None else ""
     figures = {
         "per hour": (_amount(unit, pace.per_hour if pace else None), _hour_source(pace)),
         "per day": (_amount(unit, _per_day(pace) if pace else None), _day_source(pace)),
-        "today": (_amount(unit, state.get("today_micros")), "since midnight"),
+        "today": (_amount(unit, state.get("today_micros")), f"since midnight{asked and f', reported {asked} ago'}"),
         "this run": (_amount(unit, state["credit_micros"]), "since the start"),
         "pending": (_amount(unit, state["pending_micros"]), "until it is audited"),
         "payable": (_amount(unit, state["payable_micros"]), "at the next payout"),
@@ -177,10 +179,9 @@ def _earnings(state: Mapping[str, Any]) -> Markup:
         el("div", el("dt", name), el("dd", el("span", value, class_="number"), el("small", about)))
         for name, (value, about) in figures.items()
     )
-    rate = "The rate is not known yet: the coordinator has not reported it." if pace is None else pace_text(unit, pace)
-    age = state["earnings_ms"]
-    asked = f"Reported {status_lines.ago((state['now_ms'] - age) / 1000)} ago." if age is not None else ""
-    lines = (_sentence(rate), " ", asked, el("br"), _sentence(status_lines.payouts(snapshot)))
+    unknown = "the rate is not known yet: the coordinator has not reported it"
+    rate = _sentence(unknown if pace is None else status_lines.rate(snapshot))
+    lines = (rate, f" Reported {asked} ago." if asked else "", el("br"), _sentence(status_lines.payouts(snapshot)))
     return _section(
         "earnings",
         f"Earnings in {unit.name}",
@@ -193,9 +194,9 @@ def _amount(unit: Unit, micros: float | None) -> str:
 
 
 def _per_day(pace: EarningPace) -> float | None:
-    """Return the credit of the last day, or what a day would bring at the mean rate so far."""
+    """Return the credit of the last day, or what a day brings at the mean rate of at least an hour."""
     mean = pace.mean_per_hour
-    return None if mean is None else mean * 24
+    return None if mean is None or (pace.earning_s or 0) < HOUR_S else mean * 24
 
 
 def _hour_source(pace: EarningPace | None) -> str:
@@ -205,8 +206,8 @@ def _hour_source(pace: EarningPace | None) -> str:
 
 
 def _day_source(pace: EarningPace | None) -> str:
-    if pace is None or pace.earning_s is None or pace.mean_per_hour is None:
-        return "not known yet"
+    if pace is None or pace.earning_s is None or _per_day(pace) is None:
+        return "known after an hour of earning"
     if pace.earning_s >= 24 * HOUR_S:
         return "in the last 24 hours"
     return f"at the rate of the last {status_lines.ago(pace.earning_s)}"
@@ -337,7 +338,7 @@ def _answer(answer: Mapping[str, Any], figures: PageFigures, unit: Unit, prefix:
         el("td", age, class_="text"),
         said,
         el("td", f"{answer['tokens']:,}", class_="wide-only"),
-        el("td", unit.figure(answer["credit_micros"])),
+        el("td", unit.exact_figure(answer["credit_micros"])),
         el("td", receipt, class_="text"),
     )
 

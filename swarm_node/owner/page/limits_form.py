@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from protocol.errors import ConfigInvalid
 from protocol.text.html import Markup, el
+from protocol.text.plain import number_text
 from swarm_node.allowance.settings import CardLimits, Limits
 
 AT_NEXT_START = frozenset({"vram_share", "turns_mib", "threads"})
@@ -48,12 +49,17 @@ NODE_FIELDS = (
         about="Without it the node pauses until the machine is plugged in.",
     ),
     LimitField("upload_gb", "Upload in a month", "GB", top=1000, step=10),
-    LimitField("price_floor", "Lowest price", "millionths"),
+    LimitField(
+        "price_floor",
+        "Lowest price",
+        "millionths",
+        about="Decline leases that pay less per million tokens, in millionths of the round's unit: 1000000 is 1.00.",
+    ),
     LimitField(
         "best_paid_first",
         "Best paid round first",
         about="Of several rounds, the node works first for the one that pays the most per hour of work here. "
-        "Without it, for the first in the list of join.",
+        "Otherwise it works first for the first round that you gave to join.",
     ),
     LimitField("vram_share", "Share of the graphics memory", top=1, step=0.05, low=0.05),
     LimitField("turns_mib", "Memory for finished turns", "MiB", top=8192, step=256),
@@ -148,17 +154,17 @@ def _inputs(field: LimitField, value: Any, place: str) -> Sequence[Markup | None
             "input",
             type="range",
             name=field.name + SLIDER,
-            min=_number_text(field.low),
-            max=_number_text(_top(field, value)),
-            step=_number_text(field.step),
-            value=_number_text(_slider_value(field, value)),
+            min=number_text(field.low),
+            max=number_text(_top(field, value)),
+            step=number_text(field.step),
+            value=number_text(_slider_value(field, value)),
             aria_label=f"{field.label}, slider",
         )
         if field.top
         else None
     )
     step = "1" if isinstance(value, int) else "any"
-    number = el("input", type="number", min=0, step=step, value=_number_text(value), inputmode="decimal", **common)
+    number = el("input", type="number", min=0, step=step, value=number_text(value), inputmode="decimal", **common)
     unit = el("span", field.unit, class_="unit") if field.unit else None
     return [was, slider, number, unit]
 
@@ -179,9 +185,4 @@ def _has_moved(field: LimitField, was: float, slid: float) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else _number_text(value)
-
-
-def _number_text(value: float) -> str:
-    """Return a number as browsers write it: without a needless point."""
-    return str(int(value)) if float(value).is_integer() else repr(round(float(value), 6))
+    return str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else number_text(value)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, HttpVersion11, web
 
-from coordinator.api import guard, watch
+from coordinator.api import guard, http, watch
 from coordinator.api.guard import Bounds
 from tests.coordinator.served import Served, serve
 
@@ -265,3 +265,17 @@ def waiting(served: Served) -> int:
     assert runner.server is not None
     found = [one.transport.get_write_buffer_size() for one in runner.server.connections if one.transport is not None]
     return sum(found)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("transport", [None, SimpleNamespace(is_closing=lambda: True)])
+async def test_a_browser_that_closes_its_tab_at_once_is_no_failure(
+    transport: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def events(_request: Any) -> web.StreamResponse:
+        raise ClientConnectionResetError("Cannot write to closing transport")
+
+    request: Any = SimpleNamespace(version=HttpVersion11, app={}, method="GET", path="/v1/events", transport=transport)
+    with caplog.at_level("INFO"):
+        await http.errors(request, events)
+    assert caplog.text == ""

@@ -17,6 +17,7 @@ from coordinator.api.guard import Bounds
 from coordinator.base.clock import now_ms
 from coordinator.store import tables
 from coordinator.transactions import api_keys
+from echo_swarm import Swarm
 from protocol import limits
 from protocol.policy.chunks import digest
 from protocol.wire.signing import Envelope, NodeKey
@@ -404,6 +405,16 @@ async def test_a_request_may_have_a_priority_and_a_highest_price(served: Served)
     for fields in ({"priority": 10**7}, {"max_price_micros_per_mtok": -1}):
         status, error = await refused(served, key, **fields)
         assert (status, error["code"], error["param"]) == (400, "field_refused", next(iter(fields)))
+
+
+async def test_the_clients_priority_and_highest_price_are_those_of_its_queries(served: Served) -> None:
+    key, most = await make_key(served), 3_000_000
+    with Swarm(str(served.client.make_url("/")), key) as swarm:
+        async with working(served):
+            await asyncio.to_thread(swarm.sample, ["1+2="], priority=-3, max_price_micros_per_mtok=most)
+            await asyncio.to_thread(swarm.sample, ["1+2="], priority=0)
+    rows = await served.round.database.read(lambda connection: connection.execute(tables.queries.select()).all())
+    assert [(row.priority, row.max_price) for row in rows] == [(-3, most), (0, None)]
 
 
 async def test_a_caller_that_leaves_withdraws_its_queries(served: Served) -> None:

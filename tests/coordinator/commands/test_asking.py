@@ -51,10 +51,18 @@ def say(*words: str) -> str:
 def test_status_says_that_it_is_stopped_since_when_and_how_it_goes_on(stopped: Path) -> None:
     first, *rest = say("status", str(stopped)).splitlines()
     launch = f"`swarm-coordinator launch {stopped}`"
-    assert first == f"round      STOPPED since 2023-11-14 22:13:20 UTC: continue with {launch}."
+    assert first == f"state      STOPPED since 2023-11-14 22:13:20 UTC: continue with {launch}."
     assert any("0 of 1 node alive" in line for line in rest)
     assert any("version 1 of update 0" in line for line in rest)
     assert not any(line.startswith("learner ") for line in rest)
+
+
+@pytest.mark.parametrize("command", [("status",), ("nodes", "list"), ("policy", "list")], ids=" ".join)
+def test_the_command_that_continues_a_round_has_the_settings_that_were_given(
+    stopped: Path, command: tuple[str, ...]
+) -> None:
+    told = say(*command, str(stopped), "--set", "round.title=Sums for all")
+    assert f"`swarm-coordinator launch {stopped} --set 'round.title=Sums for all'`" in told
 
 
 def test_status_ends_in_the_string_to_join_with(stopped: Path) -> None:
@@ -77,7 +85,7 @@ def test_a_round_that_was_only_made_is_not_called_stopped(tmp_path: Path) -> Non
     say("init", str(file))
     line = f"NOT LAUNCHED YET: start it with `swarm-coordinator launch {file}`."
     first, *rest = say("status", str(file)).splitlines()
-    assert first == f"round      {line}"
+    assert first == f"state      {line}"
     assert not any("STOPPED" in one for one in rest)
     for what in ("nodes", "policy"):
         assert say(what, "list", str(file)).splitlines()[-1] == line

@@ -67,7 +67,7 @@ async def test_a_ban_says_what_it_would_void_and_asks(round_: Listening) -> None
     refused = await round_.say("nodes", "ban", "n1", "--reason", "why not", given="n\n")
     assert refused.exit_code == 1
     assert f"This bans owner {round_.node.node_id} with 1 node:" in refused.stderr
-    assert f"1 claim worth {unit.figure(round_.credit_micros)} would be void" in refused.stderr
+    assert f"1 claim worth {unit.short_figure(round_.credit_micros)} would be void" in refused.stderr
     assert "1 lease would end, and 1 group would leave" in refused.stderr
     assert "0 claims worth" in refused.stderr
     unasked = await round_.say("nodes", "ban", "n1", "--reason", "why not")

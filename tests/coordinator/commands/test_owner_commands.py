@@ -105,13 +105,17 @@ async def show_its_proof(served: Served, join: str, home: Path) -> None:
     )
     kept = home / "rounds" / served.round.round_id[:16] / "payouts" / "batch-000001.payout"
     checked = await run(node_app, "ledger", "check", join, str(kept))
-    assert checked.output.startswith("Verified: "), checked.exception
+    assert "contains payout 1: 2.00 credits to text:IBAN DE00, paid, reference SEPA-1." in checked.output
     found = json.loads((await run(node_app, *payouts, "--offline", "--json")).output)
     exported = json.loads((served.round.folder / "payouts" / "batch-000001.json").read_text())
     [payee] = exported["payees"]
     line = {name: exported[name] for name in ("batch", "key", "root")}
     line |= {name: payee[name] for name in ("place", "address", "amount_micros", "proof")}
-    assert found == {"payouts": [line | {"payees": 1, "state": "paid", "reference": "SEPA-1"}], "missing": []}
+    assert found == {
+        "url": join.partition("#")[0],
+        "payouts": [line | {"payees": 1, "state": "paid", "reference": "SEPA-1"}],
+        "missing": [],
+    }
 
 
 async def take_on(served: Served, join: str, home: Path, sign: list[str]) -> None:

@@ -332,8 +332,18 @@ def test_an_update_that_was_not_drawn_is_refused_with_those_that_were(played: Pl
     log = played.play().read()
     with pytest.raises(ConfigInvalid, match="has not drawn update 4") as refused:
         trio.run(audit_learner.choose, played.log, log, UPDATES, None)
-    assert "Drawn are: 1, 2." in refused.value.hint
+    assert "The newest updates that were drawn: 1, 2." in refused.value.hint
+    with pytest.raises(ConfigInvalid, match=f"no update 9999 yet: the newest is {UPDATES}"):
+        trio.run(audit_learner.choose, played.log, log, 9999, None)
     assert trio.run(audit_learner.choose, played.log, log, None, 5) == [1, 2]
+
+
+def test_a_round_that_keeps_no_update_gives_no_verdict(played: PlayedRound) -> None:
+    """The command ends with exit code 3 then, not as if it was used wrongly."""
+    played.settings = played.settings.replace(b'"kept_one_in":1', b'"kept_one_in":0')
+    played.log.lies[f"training/settings/{chunks.digest(played.settings)}"] = played.settings
+    log = played.play().read()
+    assert trio.run(audit_learner.choose, played.log, log, None, 1) == []
 
 
 def test_updates_before_the_operator_promised_to_keep_any_are_not_drawn(played: PlayedRound) -> None:

@@ -231,7 +231,7 @@ async def test_a_receipt_of_what_an_appeal_gave_back_is_proved(served: Served, t
 
 async def test_a_newcomer_appears_without_a_reload_and_nothing_else_moves(served: Served, tab: Tab) -> None:
     await tab.open(url(served, "/leaderboard"))
-    await tab.until("document.getElementById('live').textContent === 'Live.'")
+    await tab.until("document.getElementById('live').textContent === 'This page refreshes itself.'")
     await tab.look("window.stays = true; document.querySelector('thead a').focus()")
     focused = await tab.look("document.activeElement.getAttribute('href')")
     key = await served.join(77)

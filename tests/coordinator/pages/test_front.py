@@ -219,7 +219,7 @@ class TestQuality:
         rows = [evaluated(0, 0.25), evaluated(6, 0.5)]
         assert "never trains on" in main_curve(rows, metrics, published)
         drawn = main_curve(rows[:1], metrics, published)
-        assert "Average score of the answers" in drawn
+        assert "Average reward of the answers" in drawn
         assert drawn.count('class="mark"') == 1
         assert "No data yet" in main_curve([], {}, {})
 

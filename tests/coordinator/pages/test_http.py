@@ -52,8 +52,10 @@ class TestAmounts:
     async def test_a_nodes_page_has_its_rate_what_was_paid_and_the_next_payout(self, served: Served) -> None:
         text = (await (await served.client.get(f"/nodes/{EARNER}")).text()).split('id="earnings"')[1]
         assert "<dt>rate</dt><dd>Too early for a rate" in text
+        for figure in ("price per million tokens", "credit per million validated tokens", "revoked credit"):
+            assert f"<dt>{figure}</dt>" in (await (await served.client.get(f"/nodes/{EARNER}")).text())
         assert "<dt>paid to the owner</dt><dd>nothing yet" in text
-        assert "no date is announced; for balances of 1.00 credits or more" in text
+        assert "not scheduled (minimum balance 1.00 credits)" in text
 
     async def test_rates_are_public_json_in_micro_units(self, served: Served) -> None:
         told = await (await served.client.get(f"/v1/owners/{EARNER}/rates")).json()

@@ -73,8 +73,8 @@ async def test_a_holder_sees_the_usage_of_the_own_key_and_of_no_other(keys: Keys
     await show(tab, f" {keys.used}\n")
     assert await tab.look("document.getElementById('whose').textContent") == "evaluations"
     assert await figures(tab) == {
-        "spent": "0.4100 credits", "left": "4.4900 credits", "budget": "5.0000 credits",
-        "held for open queries": "0.1000 credits", "answered queries": "1 208", "open queries": "0",
+        "spent": "0.41 credits", "left": "4.49 credits", "budget": "5.00 credits",
+        "held for open queries": "0.10 credits", "answered queries": "1 208", "open queries": "0",
         "sampled tokens": "402 113", "last use": "2 min ago",
     }  # fmt: skip
     assert "nobody" not in await tab.look("document.body.textContent")
@@ -85,7 +85,7 @@ async def test_the_operator_sees_all_keys_and_their_sum(keys: Keys, tab: Tab) ->
     await tab.open(url(keys.served, "/usage"), width=1280)
     await show(tab, keys.operator)
     shown = await figures(tab)
-    assert (shown["keys"], shown["spent"], shown["sampled tokens"]) == ("3", "0.4100 credits", "402 113")
+    assert (shown["keys"], shown["spent"], shown["sampled tokens"]) == ("3", "0.41 credits", "402 113")
     rows = await tab.look("""[...document.querySelectorAll('tbody tr')].map((row) =>
       [...row.children].map((cell) => cell.textContent.replaceAll('\\u202f', ' ')))""")
     assert rows[0] == ["evaluations", "0.4100", "4.4900", "5.0000", "1 208", "0", "402 113", "2 min ago"]
@@ -209,3 +209,6 @@ async def test_amounts_are_those_of_every_other_page(keys: Keys, tab: Tab) -> No
     found = await tab.look(f"""import('/static/usage.js').then(({{ figure }}) =>
       {json.dumps(asked)}.map(([micros, decimals]) => figure(micros, decimals)))""")
     assert found == [Unit("EUR", decimals).figure(micros, separator="\u202f") for micros, decimals in asked]
+    found = await tab.look(f"""import('/static/usage.js').then(({{ amount }}) =>
+      {json.dumps(asked)}.map(([micros, decimals]) => amount(micros, {{ decimals, name: "EUR" }})))""")
+    assert found == [Unit("EUR", decimals).amount(micros, separator="\u202f") for micros, decimals in asked]

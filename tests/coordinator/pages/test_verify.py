@@ -99,11 +99,11 @@ async def listening(answer: Callable[[web.Request], Awaitable[web.Response]]) ->
         await runner.cleanup()
 
 
-async def check(tab: Tab, where: str, *, pinned: str = "", witnesses: str = "") -> dict[str, str]:
+async def check(tab: Tab, where: str, *, pinned: str = "", witnesses: str = "", typed: str = "") -> dict[str, str]:
     """Check a round on the page as a visitor does; return what the page says."""
     if not tab.requests:
         await tab.open(f"{where}/verify.html")
-    fields = {"round": f"{where}#{pinned}" if pinned else where, "witnesses": witnesses}
+    fields = {"round": typed or (f"{where}#{pinned}" if pinned else where), "witnesses": witnesses}
     await tab.look(f"Object.entries({json.dumps(fields)}).forEach(([id, text]) => {{ byId(id).value = text; }})"
                    .replace("byId", "document.getElementById"))  # fmt: skip
     await tab.click("#check")
@@ -138,6 +138,7 @@ async def test_a_sound_round_is_proved_to_who_has_its_join_string_and_its_witnes
     assert "1 of your 1 witness signed at least the first" in said["proved"]
     assert "trusts the key" not in said["left"]
     said = await check(tab, where)
+    assert "since the witnesses' last signatures" not in said["left"], "none of them counted"
     assert f"The page trusts the key that {where} names." in said["left"]
     assert f"The signatures of {ANN[0].name}: paste the keys" in said["left"]
     said = await check(tab, where, witnesses=f"{ANN[0]}\n{BEN[0]}\n{ANN[0]}")
@@ -146,6 +147,14 @@ async def test_a_sound_round_is_proved_to_who_has_its_join_string_and_its_witnes
     assert f"That {BEN[0].name} signed this log" in said["left"]
     assert all("/v1/metadata/2.root.json" in one for one in tab.complaints), "only that there is no second root"
     assert all(one.startswith(where) for one in tab.requests), tab.requests
+
+
+@pytest.mark.parametrize(("typed", "keys"), [("hello world", ""), ("", "abc")])
+async def test_what_a_visitor_typed_wrong_is_no_failed_proof(served: Served, tab: Tab, typed: str, keys: str) -> None:
+    where = str(served.client.make_url("")).rstrip("/")
+    said = await check(tab, where, witnesses=keys, typed=typed)
+    assert said["verdict"] == "Nothing was checked."
+    assert said["mistake"].startswith(("This is not the address of a round", "abc is not the key of a witness"))
 
 
 async def test_an_altered_entry_is_named_with_a_link(served: Served, tab: Tab) -> None:

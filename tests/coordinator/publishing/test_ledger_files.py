@@ -169,17 +169,19 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     shown = tmp_path / "as-it-was-mailed.proof"
     shown.write_bytes((folder / "receipts" / "000000.receipts").read_bytes())
     checked = await run(node_app, "ledger", "check", join, str(shown))
-    assert checked.output.splitlines()[-1] == "Verified: the signed log contains 1 claim as listed."
-    assert f'"claim_id": "{claim_id}", "state": "pending", "amount_micros": 6' in checked.output
+    assert checked.output == "Verified: the signed log contains 1 claim: 1 pending, 0.000006 credits.\n"
+    (row,) = (await run(node_app, "ledger", "check", join, str(shown), "--json")).output.splitlines()
+    assert f'"claim_id": "{claim_id}", "state": "pending", "amount_micros": 6' in row
 
     shown.write_bytes(kept_receipt(folder / "receipts", claim_id) or b"")
     checked = await run(node_app, "ledger", "check", join, str(shown))
     size = await served.round.database.read(store.size)
-    assert (checked.exit_code, checked.output.splitlines()[0]) == (
+    assert (checked.exit_code, checked.output) == (
         0,
-        f"Verified: the signed root of {size} entries contains",
+        f"Verified: the signed root of {size} entries contains claim {claim_id[:12]}… (pending): "
+        "0.000006 credits for 6 tokens.\n",
     )
-    assert f'"claim_id": "{claim_id}"' in checked.output
+    assert f'"claim_id": "{claim_id}"' in (await run(node_app, "ledger", "check", join, str(shown), "--json")).output
 
 
 async def test_two_witnesses_of_one_home_cannot_vouch_for_two_histories(served: Served, tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_ch
     vouched = await run(node_app, "ledger", "witness", join, "--home", str(tmp_path / "witness"), "--name", "somebody")
     assert vouched.exit_code == 0, vouched.output
     assert "— somebody " in vouched.stdout
-    key = vouched.stderr.removeprefix("witness key: ").strip()
+    key = vouched.stderr.partition("witness key: ")[2].strip()
     (saved / "ledger" / "checkpoint").write_text(vouched.stdout)
     demanding = ["ledger", "verify", join, "--from", str(saved), "--witness", key, "--quorum"]
     assert (await run(node_app, *demanding, "1")).exit_code == 0

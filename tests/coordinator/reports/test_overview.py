@@ -55,8 +55,8 @@ def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) ->
     micros = {"posted_micros": 8, "pending_micros": 0, "voided_micros": 0}
     assert told["credit"] == micros | {"posted_tokens": 8, "pending_tokens": 0, "voided_tokens": 0}
     assert lines(told)["credit"] == (
-        "earned 0.000008, in escrow 0.0000, taken back 0.0000 credits",
-        "budget left 1.0000 credits, about 124,999 more updates at the current cost",
+        "earned 0.000008, in escrow 0.00, taken back 0.00 credits",
+        "budget left 1.00 credits, about 124,999 more updates at the current cost",
     )
 
 

@@ -114,7 +114,9 @@ def test_a_learner_that_waits_for_its_first_node_waits_all_of_its_time(world: Wo
     world.run(programs.record_learner_request, world.now_ms, asks_for=1)
     found = told(world, 60)
     assert (found["learner_idle_share"], found["learner_idle_share_lately"]) == (1, 1)
-    assert "learner idle 100% of the whole round" in overview.text(found | summary.public_settings(CONFIG, "a" * 64))
+    assert "the learner waited 100% of the whole round" in overview.text(
+        found | summary.public_settings(CONFIG, "a" * 64)
+    )
 
 
 def test_the_first_batch_may_take_minutes_and_not_hours(world: World) -> None:

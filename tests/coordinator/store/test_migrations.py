@@ -18,7 +18,7 @@ from alembic.migration import MigrationContext
 from coordinator.store import payout_tables, schema, tables, upgrading
 from coordinator.store.schema import numbered, stamp
 from coordinator.store.state import Database, engine
-from coordinator.transactions import api_keys
+from coordinator.transactions import api_keys, queries
 from ledger import store
 from ledger import tables as ledger_tables
 from protocol.errors import ConfigInvalid
@@ -145,8 +145,12 @@ def test_the_usage_of_a_key_is_that_of_its_queries_and_of_those_that_were_delete
     assert [tuple(row[name] for name in names) for row in found] == [("key 1", 1208, 402_113, 2), ("key 2", 0, 0, None)]
 
 
+def days(connection: sa.Connection) -> list[tuple[int, ...]]:
+    return sorted(tuple(row) for row in connection.execute(sa.select(tables.key_days)))
+
+
 def test_days_of_a_key_are_counted_from_the_queries_that_are_stored(old: Path | str) -> None:
-    """Two nodes made the first answer. The second was retracted: its tokens and its price are not counted."""
+    """The first answer has a part of another node; the second was retracted, so its tokens and price do not count."""
     day_ms = 86_400_000
     query = (
         "INSERT INTO queries VALUES ({0}, {1}, -{0}, 'answered', NULL, {3}, 1, 1, NULL, 0, {2}, {2}, {2}, NULL, NULL)"
@@ -157,7 +161,7 @@ def test_days_of_a_key_are_counted_from_the_queries_that_are_stored(old: Path | 
     statements = [query.format(number, 1, 5 * day_ms + number, prompt) for number in (1, 2)]
     statements += [query.format(3, 2, 6 * day_ms, prompt)]
     statements += [answer.format(1, "served", claims[0]), answer.format(2, "retracted", claims[1])]
-    statements += [f"INSERT INTO parts VALUES ('a part', '{claims[0]}', 'its lease', 'a node', 3, 4, 5)"]
+    statements += [f"INSERT INTO parts VALUES ('part', '{claims[0]}', 'another lease', 'another node', 3, 4, 1)"]
     opened = engine(old)
     with opened.begin() as connection:
         for statement in statements:
@@ -165,8 +169,11 @@ def test_days_of_a_key_are_counted_from_the_queries_that_are_stored(old: Path | 
     opened.dispose()
     upgraded(old)
     with closing(Database(old)) as database:
-        found = database.run_now(lambda there: there.execute(sa.select(tables.key_days)).all())
-    assert sorted(found) == [(1, 5, 2, 2, 10, 13), (2, 6, 1, 0, 0, 0)]
+        found = database.run_now(days)
+        database.run_now(queries.refund, -1)
+        refunded = database.run_now(days)
+    assert found == [(1, 5, 2, 2, 10, 13), (2, 6, 1, 0, 0, 0)]
+    assert refunded == [(1, 5, 2, 0, 0, 0), (2, 6, 1, 0, 0, 0)]
 
 
 def test_an_older_store_is_refused_with_the_command_to_run(old: Path | str) -> None:

@@ -73,8 +73,8 @@ def test_status_says_that_auditors_do_not_keep_up_before_no_work_is_offered(audi
     assert found["audit_pace"]["incoming_tokens_per_s"] == incoming
     assert found["audit_pace"]["auditors_needed"] == 6
     assert found["backlog"] < BACKLOG_MAX, "work still goes on"
-    assert "Auditors do not keep up: 4 claims wait" in found["alarm"]
-    assert "6 with 2 threads each would suffice" in found["alarm"]
+    assert "Auditors do not keep up: 4 claims of " in found["alarm"]
+    assert "6 auditors with 2 threads each would keep up" in found["alarm"]
     shown = overview.text(found | summary.public_settings(CONFIG, "0" * 64))
     assert f"an auditor checks {speed:,.0f} tokens/s, {incoming:,.0f} tokens/s arrive" in shown
 

@@ -50,7 +50,7 @@ def ask_and_die(folder: str, after: bool) -> None:
         key=key,
         asked=[query()],
         terms=world.terms,
-        max_price=PRICE,
+        dearest_price=PRICE,
         patience_ms=PATIENCE_MS,
         now_ms=world.now_ms,
     )

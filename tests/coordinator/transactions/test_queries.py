@@ -29,13 +29,13 @@ def new_key(world: World, name: str = "someone", budget_micros: int = 1000, **mo
     return key
 
 
-def ask(world: World, key: str, *asked: Query, max_price: int = PRICE, **bounds: int) -> list[int]:
+def ask(world: World, key: str, *asked: Query, dearest_price: int = PRICE, **bounds: int) -> list[int]:
     numbers: list[int] = world.run(
         queries.ask,
         key,
         asked or (query(),),
         terms=world.terms,
-        max_price=max_price,
+        dearest_price=dearest_price,
         patience_ms=PATIENCE_MS,
         now_ms=world.now_ms,
         **bounds,

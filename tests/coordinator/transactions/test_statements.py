@@ -135,7 +135,7 @@ def queries_of_one(connection: sa.Connection, world: World) -> None:
     """Record a query of a new key."""
     key = api_keys.make(connection, "caller", 10**6, now_ms=world.now_ms)
     asked = [Query((70, 71), samples=1, tokens_max=8)]
-    queries.ask(connection, key, asked, terms=world.terms, max_price=PRICE, patience_ms=1000, now_ms=world.now_ms)
+    queries.ask(connection, key, asked, terms=world.terms, dearest_price=PRICE, patience_ms=1000, now_ms=world.now_ms)
 
 
 def with_calls(effect: Callable[[sa.Connection], Any], connection: sa.Connection) -> tuple[Any, int]:

@@ -100,7 +100,10 @@ async def test_what_witnesses_sign_stands_below_the_checkpoint_and_is_kept_when_
 async def test_a_strangers_signature_and_a_lying_one_are_refused(served: Served) -> None:
     data = await newest(served)
     assert await send(served, cosigned(data, STRANGER)) == "not_witnessed"
-    assert await send(served, data) == "not_witnessed"
+    response = await served.post("/v1/ledger/cosignatures", cosigned(data, STRANGER))
+    assert f"Your key {STRANGER[0].name} is not in the round's list of witnesses.".encode() in await response.read()
+    response = await served.post("/v1/ledger/cosignatures", data)
+    assert b"No witness has signed this checkpoint." in await response.read()
     forged = cosigned(data, (ANN[0], STRANGER[1]))
     assert await send(served, forged) == "checkpoint_invalid"
     moved = note.parse(cosigned(data, ANN, 5)).signatures[-1]

@@ -92,6 +92,15 @@ class TestThePin:
         refused(Repository(), root_document.pin(root, root_document.fingerprint(root)), UntrustedMetadata)
 
 
+def test_a_fingerprint_that_differs_in_its_last_digit_is_shown_whole() -> None:
+    right = root_document.fingerprint(b"root")
+    wrong = right[:-1] + ("0" if right[-1] != "0" else "1")
+    with pytest.raises(UntrustedRoot) as refused:
+        root_document.pin(b"root", wrong)
+    assert right in refused.value.message
+    assert wrong in refused.value.message
+
+
 class TestRollback:
     """Older, honestly signed documents served again."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.text.money import CREDITS, EarningPace, Unit, checked_name, pace_text, parse_unit
+from protocol.text.money import CREDITS, EarningPace, Unit, checked_name, pace_text, parse_unit, unitless_price
 
 EUR = Unit("EUR", 2)
 POINTS = Unit("points", 0)
@@ -27,6 +27,10 @@ POINTS = Unit("points", 0)
         (POINTS, -1_500_000, "-2 points"),
         (Unit("EUR", 6), 38_703, "0.038703 EUR"),
         (CREDITS, 38_703, "0.0387 credits"),
+        (CREDITS, 360_000, "0.36 credits"),
+        (CREDITS, 10**9, "1,000.00 credits"),
+        (CREDITS, 0, "0.00 credits"),
+        (Unit("EUR", 1), 2_000_000, "2.0 EUR"),
     ],
 )
 def test_an_amount_is_rounded_to_the_decimals_and_never_shown_as_zero(unit: Unit, micros: int, shown: str) -> None:
@@ -47,6 +51,17 @@ def test_an_amount_is_rounded_to_the_decimals_and_never_shown_as_zero(unit: Unit
 )
 def test_an_exact_amount_has_every_decimal_that_is_not_zero(unit: Unit, micros: int, shown: str) -> None:
     assert unit.exact(micros) == shown
+
+
+def test_a_column_keeps_its_decimals_and_a_range_names_its_unit_once() -> None:
+    assert CREDITS.figure(360_000) == "0.3600"
+    assert CREDITS.between(360_000, 8_585_200) == "0.36 to 8.5852 credits"
+    assert CREDITS.between(360_000, 360_001) == "0.36 credits"
+    assert unitless_price(1_500_000) == "1.50"
+
+
+def test_there_is_no_rate_of_a_finished_round() -> None:
+    assert pace_text(EUR, EarningPace(1_100_000, 24_000_000, D), finished=True) == "none: the round is finished"
 
 
 def test_a_page_separates_thousands_by_a_narrow_space() -> None:
@@ -120,7 +135,7 @@ H, D = 3600.0, 86_400.0
     [
         (EarningPace(), "no credit counted in the last day; new credit is counted within two minutes"),
         (EarningPace(5_000_000, 5_000_000, 60.0), "too early for a rate: the first credit is less than 5 min old"),
-        (EarningPace(500_000, 500_000, 1_800.0), "about 1.00 EUR per hour, 24.00 EUR per day (from 30 min)"),
+        (EarningPace(500_000, 500_000, 1_800.0), "about 1.00 EUR per hour (from 30 min)"),
         (EarningPace(1_000_000, 1_500_000, 1.5 * H), "1.00 EUR per hour, about 24.00 EUR per day (from 2 h)"),
         (
             EarningPace(1_100_000, 24_000_000, D),

@@ -108,7 +108,9 @@ def test_a_card_has_hours_power_and_pauses_of_its_own() -> None:
     seen = CardReadings(NOON, paused=True, paused_until=NOON.replace(hour=13), watts=201.0)
     assert card_whys(limits, seen) == ["paused", "hours", "power"]
     said = decide_card(1, limits, seen).reason_line
-    assert said.startswith("paused by you until 13:00; `swarm-node resume --card 1` continues; outside your hours")
+    assert said.startswith(
+        "paused by you until 13:00 (`swarm-node resume --card 1` ends the pause); outside your hours"
+    )
     assert decide_card(0, limits, seen._replace(paused=False)).may_work
     assert decide(limits, Readings(NOON)).may_work, "the limits of a card are not those of the node"
 
@@ -151,6 +153,11 @@ def test_a_wrong_limit_of_a_card_is_named(wrong: object, named: str) -> None:
 def test_a_price_below_the_floor_takes_no_work() -> None:
     assert whys(Limits(price_floor=5), Readings(NOON, price_micros_per_mtok=4)) == ["price"]
     assert whys(Limits(price_floor=5), Readings(NOON, price_micros_per_mtok=5)) == []
+    decision = decide(Limits(price_floor=5_000_000), Readings(NOON, price_micros_per_mtok=1_500_000))
+    assert decision.reason_line == (
+        "your price is 1.50 per million tokens, below your minimum of 5.00 (both in the round's unit): "
+        "join with --price 5000000, or lower `limits --price-floor`"
+    )
 
 
 def test_a_volume_that_is_used_up_stops_uploading_and_nothing_else() -> None:
@@ -160,6 +167,17 @@ def test_a_volume_that_is_used_up_stops_uploading_and_nothing_else() -> None:
     assert not decision.may_upload
     assert "1.00 of 1 GB" in decision.no_upload
     assert decide(limits, Readings(NOON, uploaded_bytes=GB - CHUNK_MAX_BYTES - 1)).may_upload
+
+
+def test_resume_is_not_said_to_continue_what_another_limit_stops() -> None:
+    limits = Limits(hours="22:00-07:00", celsius=70.0)
+    assert decide(limits, Readings(NOON, paused=True)).reason_line == (
+        "paused by you (`swarm-node resume` ends the pause); outside your hours 22:00-07:00 (local time); "
+        "work begins 22:00"
+    )
+    card = decide_card(1, limits, CardReadings(NOON, paused=True, celsius=80.0)).reason_line
+    assert card.startswith("paused by you (`swarm-node resume --card 1` ends the pause); ")
+    assert decide(Limits(), Readings(NOON, paused=True)).reason_line.endswith("continues")
 
 
 def test_every_reason_is_told_and_the_strictest_decides() -> None:
@@ -192,6 +210,30 @@ def test_every_reason_is_told_and_the_strictest_decides() -> None:
 def test_a_wrong_limit_is_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigInvalid, match=next(iter(wrong))):
         checked(dict(wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said", "hint"),
+    [
+        ({"celsius": 200}, "celsius = 200.0: the highest value is 150.", "°C"),
+        ({"vram_share": 0}, "vram_share = 0.0: the value must be above 0.", "Share of the GPU's memory"),
+        ({"threads": -1}, "threads = -1: the lowest value is 0.", "CPU threads"),
+        ({"hours": "22-7"}, "hours = '22-7': write the hours as 22:00-07:00.", "Working hours"),
+        ({"cards": {"1": {"power_watts": -1}}}, "cards.1.power_watts = -1.0: the lowest value is 0.", "watts"),
+        ({"speed": 1}, "speed = 1: there is no such limit.", "Known limits: hours, celsius"),
+        (
+            {"cards": {"1": {"zone": "UTC"}}},
+            "cards.1.zone = 'UTC': there is no such limit.",
+            "of a card: hours, celsius",
+        ),
+    ],
+)
+def test_a_wrong_limit_says_its_bound_and_meaning(wrong: dict[str, object], said: str, hint: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        checked(dict(wrong))
+    assert refused.value.message == said
+    assert hint in refused.value.hint
+    assert ("Known limits" in refused.value.hint) == ("no such limit" in said)
 
 
 def test_limits_are_written_with_what_they_mean_and_read_back(tmp_path: Path) -> None:

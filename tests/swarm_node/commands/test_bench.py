@@ -38,6 +38,13 @@ def test_a_policy_folder_is_measured(tmp_path: Path) -> None:
     assert min(result.values()) > 0
 
 
+def test_a_total_above_its_parts_is_explained() -> None:
+    said = bench.speed_text(Throughput(4103.0, 2279.0, 3648.0, 461))
+    assert said.startswith("4,103 tokens per second, over 461 tokens. Prompts are read at 2,279 tokens per second.")
+    assert said.endswith("The first token of a completion comes with its prompt, and counts in the total only.")
+    assert "first token" not in bench.speed_text(Throughput(3000.0, 2279.0, 3648.0, 461))
+
+
 def test_a_hostile_tokenizer_takes_the_memory_of_the_engine_and_not_of_the_command(tmp_path: Path) -> None:
     """The attack of nested replacements: six characters become a billion. It took 3 GB of this process in 12 s."""
     folder = make_hostile(tmp_path / "hostile", make_tiny_policy(tmp_path / "policy"), "normalizer Replace")

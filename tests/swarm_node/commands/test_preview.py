@@ -11,11 +11,14 @@ from protocol.errors import Unreachable
 from protocol.text.money import Unit
 from protocol.wire.signing import NodeKey
 from swarm_node.cli import app
-from swarm_node.commands.preview import lines, understood
+from swarm_node.commands.join import verdict_line
+from swarm_node.commands.preview import finding_line, key_in_use, lines, understood, why_not
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.doctor.examine import description_texts
+from swarm_node.doctor import report
+from swarm_node.doctor.examine import description_texts, judge_earnings
 from swarm_node.doctor.forecast import MeasuredSpeed, find_speed, forecast, record_speed
 from swarm_node.doctor.line import RoundAnswer
+from swarm_node.doctor.report import CheckState
 
 NOW_MS = 1_000_000_000
 EUR = Unit("EUR", 2)
@@ -43,6 +46,23 @@ def test_the_range_goes_from_the_slow_quarter_as_busy_as_now_to_the_fast_quarter
     assert "Rough" in found.basis
 
 
+def test_a_key_that_is_active_elsewhere_is_warned_of_and_one_that_left_is_not() -> None:
+    me = row(100) | {"node_id": "me"}
+    (said,) = key_in_use(STATUS, [row(1) | {"node_id": "other"}, me | {"last_seen_ms": NOW_MS - 3000}], "me")
+    assert said.startswith("WARNING: Key: an agent with this node's key was active 3 s ago")
+    for row_ in (me | {"phase": "left"}, me | {"last_seen_ms": NOW_MS - 16_000}, me | {"node_id": "other"}):
+        assert key_in_use(STATUS, [row_], "me") == []
+    assert key_in_use({}, [me], "me") == []
+    assert key_in_use(STATUS, [{}], "me") == []
+
+
+def test_a_full_disk_is_a_warning_with_its_step_and_small_sizes_are_not_zero() -> None:
+    full = report.fail("disk", "There is not enough disk space.", "12 MB free, 1.07 GB needed", "Free some space.")
+    said = "WARNING: Disk: There is not enough disk space. 12 MB free, 1.07 GB needed. Free some space."
+    assert finding_line(full) == said
+    assert finding_line(report.ok("disk", "Enough.", "2 GB free")) == "Disk: Enough. 2 GB free"
+
+
 def test_nobody_is_promised_more_than_the_budget_has() -> None:
     found = forecast(STATUS | {"budget_micros": 500}, [row(100), row(200)], price=1_000_000, unit=EUR)
     assert (found.low, found.high) == (500, 500)
@@ -51,9 +71,8 @@ def test_nobody_is_promised_more_than_the_budget_has() -> None:
 @pytest.mark.parametrize(
     ("changes", "rows", "price", "why"),
     [
-        ({}, [], 1, "0 nodes work here"),
-        ({}, [row(10)], 1, "1 node works here"),
-        ({"finished": True}, [row(1), row(2)], 1, "finished"),
+        ({}, [], 1, "0 nodes have reported a speed here"),
+        ({}, [row(10)], 1, "1 node has reported a speed here"),
         ({}, [row(1), row(2)], 5_000_001, "pays at most 5.00 EUR per million tokens"),
     ],
 )
@@ -63,6 +82,35 @@ def test_what_nobody_knows_is_called_unknown(
     found = forecast(STATUS | changes, rows, price=price, unit=EUR)
     assert why in found.unknown
     assert f"Earnings: unknown: {found.unknown}" in list(lines(STATUS | changes, rows, price=price, unit=EUR))
+
+
+def test_a_finished_round_invites_nobody() -> None:
+    over = STATUS | {"finished": True, "update": 100, "exact_bonus": 0.1}
+    said = list(lines(over, [row(1), row(2)], price=1_000_000, unit=EUR, speed=MeasuredSpeed(100.0, NOW_MS)))
+    assert said == [
+        "Round: finished; it gives no more work; update 100 of 100",
+        "Earnings: none: the round is finished",
+    ]
+    assert forecast(over, [row(1), row(2)], price=1, unit=EUR).unknown == "the round is finished"
+
+
+def test_the_doctor_fails_a_finished_round_and_judges_one_that_runs() -> None:
+    found = judge_earnings(STATUS | {"finished": True, "update": 100}, [], EUR, None)
+    assert (found.state, found.evidence) == (CheckState.FAIL, "update 100 of 100")
+    assert "finished" in found.said
+    assert "bench" not in found.next_step
+    assert judge_earnings(STATUS, [], EUR, MeasuredSpeed(100.0, NOW_MS)).state is CheckState.OK
+    assert judge_earnings({}, [], EUR, None).state is CheckState.SKIP
+
+
+def test_an_estimate_without_work_now_is_an_upper_bound_and_is_not_called_sure() -> None:
+    """A node of which all are idle has no lower bound, and nothing is said of a day."""
+    speed = MeasuredSpeed(100.0, NOW_MS - 7_200_000)
+    said = list(lines(STATUS, [row(1, phase="idle")], price=1_000_000, unit=EUR, speed=speed))[-1]
+    assert said == (
+        "Earnings: up to 0.36 EUR per hour, while there is work, from the 100 tokens/s that this machine reached in "
+        "this round 2 h ago. Rough: 0 of 1 node here sample now"
+    )
 
 
 def test_a_bonus_for_exact_work_is_shown_before_joining_with_the_class_that_gets_it() -> None:
@@ -119,6 +167,19 @@ def test_a_dry_run_that_learns_nothing_fails(tmp_path: Path) -> None:
     assert isinstance(found.exception, Unreachable), found.output
 
 
+def test_the_last_line_of_a_dry_run_says_whether_this_machine_can_join() -> None:
+    full = report.fail("disk", "There is not enough disk space.", "", "Free some space.")
+    assert verdict_line(why_not(STATUS, 1, EUR, [report.ok("disk", "fine")])).startswith("This machine can join")
+    assert why_not(STATUS | {"finished": True}, 1, EUR).startswith("the round is finished")
+    assert why_not(STATUS, 6_000_000, EUR) == (
+        "it pays at most 5.00 EUR per million tokens, and you ask 6.00 EUR per million tokens"
+    )
+    assert verdict_line(why_not(STATUS, 1, EUR, [full])) == (
+        "This machine cannot join this round now: There is not enough disk space. Free some space."
+    )
+    assert why_not({}, 1, EUR) == ""
+
+
 def test_a_coordinator_does_not_write_to_the_terminal() -> None:
     said = understood(STATUS | {"update": "\x1b]0;owned\x07\n"}, [], price=1, unit=EUR)
     assert said[0].endswith("update ?]0;owned?? of 100")
@@ -141,10 +202,11 @@ def test_a_measured_machine_gets_its_own_estimate_also_as_the_first_node() -> No
     later = forecast(STATUS, rows, price=1_000_000, unit=EUR, speed=speed)
     assert (later.low, later.high) == (180_000, 360_000)
     said = list(lines(STATUS, [], price=1_000_000, unit=EUR, speed=speed))
-    assert "Price: you ask 1.00 EUR per million tokens: 100 tokens/s earn 0.36 EUR per hour of work" in said
-    assert any(
-        line.startswith("Earnings: about 0.36 EUR per hour, at most 8.64 EUR per day, from the 100") for line in said
+    assert (
+        "Price: you ask 1.00 EUR per million tokens (--price 1000000): 100 tokens/s earn 0.36 EUR per hour of work"
+        in said
     )
+    assert any(line.startswith("Earnings: about 0.36 EUR per hour, from the 100") for line in said)
     assert any("2 h ago. Fairly sure" in line for line in said)
 
 
@@ -164,11 +226,14 @@ def test_a_round_that_pays_nothing_is_said_to_pay_nothing(changes: dict[str, Any
     [
         (
             {"batches": 0, "next_ms": None},
-            "Payouts: none so far; next payout: no date is announced; for balances of 2.00 EUR or more",
+            "Payouts: none so far; next payout: not scheduled (minimum balance 2.00 EUR)",
         ),
-        ({"next_ms": 86_400_000 * 30}, "Payouts: 7.50 EUR in 3 payouts so far; next payout: due on 1970-01-31, for"),
-        ({"next_ms": 86_400_000}, "next payout: overdue since 1970-01-02, for balances of 2.00 EUR or more"),
-        ({"next_ms": 10**30}, "next payout: no date is announced"),
+        (
+            {"next_ms": 86_400_000 * 30},
+            "Payouts: 7.50 EUR in 3 payouts so far; next payout: due on 1970-01-31 (m",
+        ),
+        ({"next_ms": 86_400_000}, "next payout: overdue since 1970-01-02 (minimum balance 2.00 EUR)"),
+        ({"next_ms": 10**30}, "next payout: not scheduled"),
     ],
 )
 def test_what_a_round_has_paid_is_said_before_joining(payouts: dict[str, Any], said: str) -> None:

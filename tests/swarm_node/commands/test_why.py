@@ -17,7 +17,7 @@ from protocol.errors import ProofInvalid
 from protocol.policy.chunks import digest
 from protocol.wire.signing import NodeKey
 from protocol.work.auditing import Explanation, Explanations
-from protocol.work.lease import LeaseState
+from protocol.work.lease import Lease, LeaseState
 from protocol.work.rollout import RolloutClaim, Sample, pack_tokens
 from swarm_node.commands import why
 from swarm_node.coordinator_api.join_string import JoinString
@@ -73,6 +73,27 @@ def test_the_note_of_an_audit_is_shown_on_one_line() -> None:
 @pytest.mark.parametrize(("finding", "appeal"), [("soft", ""), ("hard", "denied"), ("hard", "possible"), ("", "")])
 def test_whatever_became_of_a_claim_the_line_that_repeats_its_check_is_there(finding: str, appeal: str) -> None:
     assert AGAIN in "\n".join(why.lines(told(finding, a_report(), appeal)))
+
+
+def test_a_check_is_offered_only_while_its_version_is_in_this_home() -> None:
+    lease = Lease(
+        lease_id=LEASE, version=32, seed=1, samples=1, prompt=pack_tokens([1]), price_micros_per_mtok=1, expires_ms=1
+    )
+    good = told("pass", a_report()).model_copy(update={"lease": lease.to_bytes()})
+    assert AGAIN in "\n".join(why.lines(good, lambda version: version == 32))
+    gone = "\n".join(why.lines(good, lambda _: False))
+    assert AGAIN not in gone
+    assert "this home no longer has version 32" in gone
+
+
+def test_leases_that_the_running_agent_knows_have_time_tokens_and_credit() -> None:
+    answer = {"at_ms": 1_000, "lease_id": LEASE, "claim_id": CLAIM, "outcome": "accepted", "tokens": 115}
+    state = {"unit": {"name": "EUR", "decimals": 4}, "answers": [answer | {"credit_micros": 115}]}
+    figures = why.figures_of(state, 181_000)
+    answers = Explanations(tolerance="", tolerances=b"", explanations=(told("pass", {}),))
+    listed = list(why.report(answers, [], as_json=False, figures=figures))
+    assert listed[0] == f"lease {LEASE}: pending, audit: pass; answered 3 min 0 s ago, 115 tokens, 0.000115 EUR"
+    assert why.figures_of({}, 0) == {}
 
 
 def test_what_was_never_answered_cannot_be_repeated() -> None:

@@ -63,12 +63,36 @@ def test_earnings_are_shown_in_the_rounds_unit_with_rate_and_payouts(capsys: pyt
     assert "micro" not in said
     assert "rate: 1.10 EUR per hour, 24.00 EUR in the last day; the last hour is 10% above" in said
     assert "12.50 EUR paid to the owner in 3 payouts, the last " in said
-    assert "next payout: no date is announced; for balances of 2.00 EUR or more" in said
+    assert "next payout: not scheduled (minimum balance 2.00 EUR)" in said
     keys.show_earnings(earned(), rates, Unit("EUR", 2), as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["unit"] == {"name": "EUR", "decimals": 2}
     assert told["rates"]["rate"] == {"hour_micros": 1_100_000, "day_micros": 24_000_000, "earning_s": 86_400.0}
     assert told["rates"]["nodes"][NODE]["hour_micros"] == 1_100_000
+
+
+def test_one_node_has_no_total_and_a_finished_round_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    pace = EarningPace(1_100_000, 24_000_000, 420.0)
+    rates = OwnerRates({NODE: pace}, pace, 0, 0, 0, None, None, 2_000_000)
+    keys.show_earnings(earned(), rates, Unit("EUR", 2), finished=True)
+    said = capsys.readouterr().out
+    assert "all nodes" not in said
+    assert "rate: none: the round is finished" in said
+    one = earned()
+    two = one.model_copy(update={"nodes": one.nodes * 2, "total": one.total.model_copy(update={"name": ""})})
+    keys.show_earnings(two, rates, Unit("EUR", 2))
+    assert "all nodes" in capsys.readouterr().out
+
+
+def test_several_rounds_have_a_total_for_each_unit() -> None:
+    row = earned().total
+    units = (Unit("EUR", 2), Unit("EUR", 4), CREDITS)
+    assert list(keys.total_lines([(row, unit) for unit in units])) == [
+        "total of 2 rounds: 0.000002 EUR pending, 0.000004 EUR payable, 0.000006 EUR being paid, 0.000008 EUR paid",
+        "total of 1 round: 0.000001 credits pending, 0.000002 credits payable, 0.000003 credits being paid, "
+        "0.000004 credits paid",
+    ]
+    assert list(keys.total_lines([(row, CREDITS)])) == []
 
 
 def test_a_rate_that_the_coordinator_does_not_report_is_not_shown_as_zero(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from protocol.errors import ConfigInvalid
+from protocol.errors import ConfigInvalid, Unreachable
 from swarm_node.coordinator_api.join_string import parse
+from swarm_node.coordinator_api.short_join import Proof, find_round
 
 
 @pytest.mark.parametrize(
@@ -12,3 +13,19 @@ from swarm_node.coordinator_api.join_string import parse
 def test_a_fingerprint_of_another_form_is_told_from_one_that_lacks(fragment: str, found: str) -> None:
     with pytest.raises(ConfigInvalid, match=f"This one has {found} there"):
         parse(f"http://host:8700#{fragment}")
+
+
+def test_another_scheme_is_named_and_a_long_text_is_marked_as_cut() -> None:
+    with pytest.raises(ConfigInvalid, match="begins with http:// or https://, not with ftp://"):
+        parse(f"ftp://host:8700#{'a' * 64}")
+    with pytest.raises(ConfigInvalid, match=r"^'x+…' is not a join string"):
+        parse("x" * 500)
+
+
+@pytest.mark.trio
+async def test_a_host_that_does_not_answer_is_named_as_it_was_typed() -> None:
+    with pytest.raises(Unreachable) as failed:
+        await find_round("127.0.0.1:9", Proof())
+    assert failed.value.message.startswith("https://127.0.0.1:9 does not answer (")
+    assert failed.value.message.endswith(" http://127.0.0.1:9 does not answer, either.")
+    assert "/v1" not in failed.value.message

@@ -12,10 +12,12 @@ from swarm_node.base.disk import DiskFailed
 from swarm_node.cli import app
 from swarm_node.commands.next_step import find_next_step
 from swarm_node.coordinator_api import last_round
-from swarm_node.coordinator_api.join_string import parse
+from swarm_node.coordinator_api.join_string import parse, round_folder
 from swarm_node.keys import identity
+from swarm_node.work import lease_log
 
 FIRST = parse(f"http://127.0.0.1:9#{'a' * 64}")
+CLOSED = parse(f"http://127.0.0.1:10#{'c' * 64}")
 SECOND = parse(f"https://swarm.example.org/round#{'b' * 64}")
 
 
@@ -46,6 +48,19 @@ def test_several_rounds_are_remembered_in_their_order(tmp_path: Path) -> None:
     assert last_round.all_chosen(str(FIRST), tmp_path) == [FIRST]
     assert last_round.chosen("", tmp_path) == SECOND
     assert last_round.find_by_url(tmp_path, [FIRST.url]) == FIRST
+
+
+@pytest.mark.parametrize("text", ["http://127.0.0.1:9", "127.0.0.1:9", "http://127.0.0.1:9/"])
+def test_the_address_of_a_joined_round_means_that_round(tmp_path: Path, text: str) -> None:
+    last_round.record_joined(tmp_path, [SECOND, FIRST], "")
+    assert last_round.chosen(text, tmp_path) == FIRST
+
+
+def test_the_address_of_another_round_needs_the_fingerprint_and_the_hint_shows_where(tmp_path: Path) -> None:
+    last_round.record_joined(tmp_path, [SECOND], "")
+    with pytest.raises(ConfigInvalid, match=r"^rounds\.example\.org is the address of a round") as refused:
+        last_round.chosen("rounds.example.org", tmp_path)
+    assert "http://rounds.example.org#FINGERPRINT" in refused.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"join_string": 3}', '{"join_string": "x", "name": ""}', '"ab"'])
@@ -116,6 +131,34 @@ def test_a_command_without_a_join_string_asks_the_round_that_was_joined_last(
     assert FIRST.url in str(error)
 
 
+@pytest.mark.parametrize("words", [("verify",), ("payouts",), ("witness",)], ids=" ".join)
+def test_commands_about_the_ledger_name_each_joined_round(tmp_path: Path, words: tuple[str, ...]) -> None:
+    identity.load_or_create(tmp_path / identity.FILE)
+    last_round.record_joined(tmp_path, [FIRST, CLOSED], "")
+    found = CliRunner().invoke(app, ["ledger", *words, "--home", str(tmp_path)])
+    assert found.exit_code == 1
+    for join in (FIRST, CLOSED):
+        assert f"\n{join.url}: " in f"\n{found.stderr}"
+
+
+def test_an_appeal_goes_to_the_round_that_gave_the_lease(tmp_path: Path) -> None:
+    identity.load_or_create(tmp_path / identity.FILE)
+    last_round.record_joined(tmp_path, [FIRST, CLOSED, SECOND], "")
+    folder = round_folder(tmp_path, CLOSED)
+    folder.mkdir(parents=True)
+    (folder / lease_log.FILE).write_text(f"\n{'4' * 32} {'d' * 64}")
+    assert CLOSED.url in str(failure("appeal", "4" * 32, home=tmp_path))
+
+
+@pytest.mark.parametrize("words", [("ledger", "verify", "--save", "files"), ("audit-learner", "--update", "1")])
+def test_a_command_about_one_round_asks_which_of_several(tmp_path: Path, words: tuple[str, ...]) -> None:
+    if words[0] == "audit-learner":
+        pytest.importorskip("torch")
+    last_round.record_joined(tmp_path, [FIRST, SECOND], "")
+    error = failure(*words, home=tmp_path)
+    assert f"has joined 2 rounds ({FIRST.url}, {SECOND.url})" in str(error)
+
+
 @COMMANDS
 def test_without_a_last_round_a_command_says_what_to_give(tmp_path: Path, words: tuple[str, ...]) -> None:
     error = failure(*words, home=tmp_path)
@@ -145,6 +188,20 @@ def test_a_member_without_a_join_string_starts_in_the_last_round(tmp_path: Path,
     (tmp_path / "agent.lock").mkdir()
     engine = ("--engine", "torch") if command == "join" else ()
     assert isinstance(failure(command, "--quiet", *engine, home=tmp_path), DiskFailed)
+
+
+def test_a_home_in_use_is_refused_before_any_round_is_asked(tmp_path: Path) -> None:
+    with identity.only_agent(tmp_path):
+        found = CliRunner().invoke(app, ["join", str(FIRST), "--engine", "torch", "--home", str(tmp_path)])
+    assert str(found.exception).startswith(f"Another agent is running in {tmp_path}.")
+    assert "Demand" not in found.output
+    assert not (tmp_path / identity.FILE).exists(), "nothing was done before"
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:9#0123", "ftp://127.0.0.1"])
+def test_a_broken_join_string_is_refused_before_the_machine_is_examined(tmp_path: Path, target: str) -> None:
+    error = failure("join", target, "--engine", "llama", "--dtype", "exact", home=tmp_path)
+    assert "join string" in str(error)
 
 
 def test_members_get_the_given_name_then_the_last_one_then_a_nickname(tmp_path: Path) -> None:

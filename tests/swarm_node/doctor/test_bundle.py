@@ -54,7 +54,7 @@ def test_nothing_that_names_the_owner_is_in_a_bundle(tmp_path: Path) -> None:
     stopped.record_end(home, DiskFull(f"There is no room below {home} ({said})."))
     (home / settings.FILE).write_text(f"# {said}\nhours = '22:00-07:00'\n")
     join = JoinString(f"https://{SECRETS[2]}:8700", "ab" * 32)
-    bundle.write(tmp_path / "bundle.zip", home, findings, join=join)
+    bundle.write(tmp_path / "bundle.zip", home, findings, joins=[join])
     text = everything_in(tmp_path / "bundle.zip")
     planted = [*SECRETS, *seeds, me.key.node_id, str(home), str(tmp_path), "ab" * 32, "alice", "secret.example"]
     planted += [name for name in (socket.gethostname(), str(Path.home())) if len(name) >= 3 and name != "/"]

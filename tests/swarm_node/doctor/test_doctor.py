@@ -160,7 +160,9 @@ def test_disks_are_measured_where_the_home_is_and_nothing_stays(tmp_path: Path) 
 
 
 def test_a_full_disk_is_a_finding(tiny_disk: Path) -> None:
-    assert cards.space(tiny_disk, 1).state is CheckState.FAIL
+    finding = cards.space(tiny_disk, 1)
+    assert finding.state is CheckState.FAIL
+    assert not finding.evidence.startswith("0"), "a small rest has its own unit"
     assert cards.speed(tiny_disk).state is CheckState.FAIL
     assert not list(tiny_disk.iterdir())
 
@@ -183,6 +185,10 @@ async def test_a_machine_without_any_engine_fails_and_names_what_to_install() ->
     found = await engines(EngineOptions(), lambda: bare)
     assert states(*found) == ["skip", "skip", "skip", "fail"]
     assert "pip install" in found[-1].next_step
+    rows = [next(report.lines(finding)) for finding in found[:-1]]
+    for finding, row in zip(found[:-1], rows, strict=True):
+        assert row == f"skip  {finding.check:<12} {finding.said}", "the column holds the longest name"
+        assert not finding.said.startswith(f"{finding.check.removeprefix('engine ')}: "), "the name stands once"
 
 
 @pytest.mark.trio
@@ -207,12 +213,15 @@ async def test_a_round_that_does_not_answer_is_a_finding_and_the_machine_is_exam
 ) -> None:
     join = JoinString("http://127.0.0.1:9", "0" * 64)
     told: list[CheckResult] = []
-    patient = Patient(tmp_path, join, "127.0.0.1:0", EngineOptions(), with_engines=False)
+    other = JoinString("http://127.0.0.1:10", "1" * 64)
+    patient = Patient(tmp_path, join, "127.0.0.1:0", EngineOptions(), with_engines=False, others=(other,))
     with trio.fail_after(60):
         found = await examine(patient, told.append)
     assert found == told
     by_name = {finding.check: finding.state for finding in found}
     assert by_name["round"] is CheckState.FAIL
+    rounds = [finding.said.partition(" ")[0] for finding in found if finding.check == "round"]
+    assert rounds == [join.url, other.url]
     assert {by_name[name] for name in ("clock", "down", "up", "reach")} == {CheckState.SKIP}
     assert by_name["disk"] is CheckState.OK
     assert report.failed(found)

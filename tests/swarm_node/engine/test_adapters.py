@@ -106,6 +106,51 @@ def test_after_a_compared_swap_in_float32_one_prefix_of_the_canary_is_scored(
         TorchEngine(dtype=dtype).load(folders[1], 3)
 
 
+def cut(folder: Path, tokens: int) -> None:
+    """Keep the first tokens of a canary."""
+    file = folder / "canary.json"
+    value = json.loads(file.read_text())
+    kept = {name: value[name][: tokens - 1] for name in ("logprobs", "bfloat16", "float16")}
+    file.write_text(json.dumps({"tokens": value["tokens"][:tokens]} | kept))
+
+
+@pytest.mark.parametrize(("tokens", "passes"), [(3, False), (15, False), (16, True)])
+def test_a_canary_that_judges_few_tokens_proves_nothing(
+    policy: Path, tmp_path: Path, tokens: int, passes: bool
+) -> None:
+    folders = [make_adapted(policy, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    cut(folders[0], tokens)
+    falsify(folders[1], slice(8, None))
+    engine = TorchEngine()
+    engine.load(folders[0], 1)
+    if passes:
+        assert not engine.load(folders[1], 2).rebuilt
+    else:
+        with pytest.raises(EngineFailed, match="does not give its canary"):
+            engine.load(folders[1], 2)
+
+
+@pytest.mark.parametrize("by", ["a failed swap", "another configuration"])
+def test_a_model_that_is_built_anew_is_not_proven(policy: Path, tmp_path: Path, by: str) -> None:
+    """The model that reproduced a whole canary is gone, and the next one starts from a folder without a canary."""
+    folders = [make_adapted(policy, tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
+    engine = TorchEngine()
+    engine.load(folders[0], 1)
+    if by == "a failed swap":
+        falsify(folders[1], slice(0, 8))
+        with pytest.raises(EngineFailed, match="does not give its canary"):
+            engine.load(folders[1], 2)
+    else:
+        file = folders[1] / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 1e-5}))
+    (folders[1] / "canary.json").unlink()
+    assert engine.load(folders[1], 3).rebuilt
+    folders[2].joinpath("config.json").write_bytes(folders[1].joinpath("config.json").read_bytes())
+    falsify(folders[2], slice(8, None))
+    with pytest.raises(EngineFailed, match="does not give its canary"):
+        engine.load(folders[2], 4)
+
+
 def test_nothing_of_a_version_is_left_in_the_next(pair: tuple[Make, Path], tmp_path: Path) -> None:
     make, policy = pair
     folders = [make_adapted(policy, tmp_path / str(seed), seed=seed) for seed in (1, 2)]

@@ -200,6 +200,20 @@ def test_a_llama_built_for_a_card_is_preferred_whoever_made_the_card() -> None:
     assert (choice.name, "uses the GPU" in choice.why) == ("llama", True)
 
 
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
+def test_without_a_card_no_package_is_proposed_for_a_device_that_needs_one(device: str) -> None:
+    here = machine(BOTH)._replace(torch_cuda=0)
+    with pytest.raises(ConfigInvalid, match=f"--device {device}: this machine has no such graphics card") as refused:
+        choose("auto", EngineOptions(device=device), here)
+    assert "pip install" not in refused.value.hint
+
+
+def test_one_engine_is_not_one_of_several() -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        choose("llama", EngineOptions(), machine(TORCH))
+    assert refused.value.hint.startswith("Install it: ")
+
+
 def test_a_device_that_torch_does_not_find_is_refused() -> None:
     for device in ("xpu", "mps"):
         with pytest.raises(ConfigInvalid, match=f"finds no device {device}"):

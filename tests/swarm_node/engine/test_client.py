@@ -135,6 +135,16 @@ async def test_kill_9_in_mid_generation_is_named_and_the_next_request_finds_a_ne
             assert engine.starts == 2
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no process groups of a terminal")
+async def test_ctrl_c_at_the_terminal_does_not_reach_the_child_whose_end_the_agent_decides() -> None:
+    """A terminal signals all processes of its foreground group."""
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(fake("hangs")) as engine:
+            await engine.submit([ENDLESS])
+            assert engine.pid is not None
+            assert os.getpgid(engine.pid) != os.getpgrp()
+
+
 async def test_requests_that_died_with_the_child_are_not_forgotten_when_more_are_submitted() -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_engine(fake("hangs")) as engine:

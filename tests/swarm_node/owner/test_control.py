@@ -22,7 +22,7 @@ from protocol.errors import DiskFull, SwarmError
 from protocol.ids import LeaseId
 from protocol.work.messages import Verdict
 from swarm_node.allowance.governor import Governor, UploadCounter
-from swarm_node.coordinator_api.join_string import JoinString
+from swarm_node.coordinator_api.join_string import JoinString, parse
 from swarm_node.machine import gpu
 from swarm_node.owner import stopped
 from swarm_node.owner.control_server import CONNECTIONS_MAX, listening
@@ -187,6 +187,27 @@ async def test_a_move_finishes_first_names_the_round_and_is_cancelled_by_resume(
             with pytest.raises(SwarmError):
                 await ask(tmp_path, "move", join_string=wrong)
         assert (made.finishing, made.next_round) == (False, "")
+
+
+async def test_a_move_to_the_round_that_the_node_works_for_is_refused(tmp_path: Path) -> None:
+    here = f"https://here.example#{'b' * 64}"
+    async with agent(tmp_path) as made:
+        made.open_round(parse(here))
+        with pytest.raises(SwarmError, match=r"already takes part in the round at https://here\.example"):
+            await ask(tmp_path, "move", join_string=here)
+        assert (made.finishing, made.next_round) == (False, "")
+
+
+async def test_an_order_that_is_refused_is_not_logged_as_one_that_was_carried_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with agent(tmp_path):
+        with pytest.raises(SwarmError, match="takes part in no round"):
+            await ask(tmp_path, "pause", round_name="127.0.0.1:8799")
+        assert "asked to" not in caplog.text
+        await ask(tmp_path, "pause")
+        assert "asked to pause" in caplog.text
 
 
 async def test_a_snooze_ends_by_itself(tmp_path: Path) -> None:

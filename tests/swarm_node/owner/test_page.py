@@ -60,7 +60,7 @@ def test_everything_that_is_promised_is_on_the_page() -> None:
         "1,234 tokens/s, llama",
         "per hour 1.10",
         "per day 24.00 in the last 24 hours",
-        "today 7.30",
+        "today 7.30 since midnight, reported 0 s ago",
         "this run 0.06",
         "pending 0.40",
         "payable 1.20",
@@ -68,7 +68,7 @@ def test_everything_that_is_promised_is_on_the_page() -> None:
         "Card 0: RTX 4090",
         "temperature 61 °C power 300 W speed 1,234 tokens/s memory 8.0 of 24.0 GB",
         "temperature –",
-        "12 accepted, 2 stale_version rejected",
+        "12 rollouts accepted, 2 rejected (stale_version)",
         "12:00 registered",
         "7 (latest 8)",
         "12.50 EUR paid to the owner in 3 payouts",
@@ -83,9 +83,21 @@ def test_what_is_not_known_is_not_a_zero() -> None:
     assert "The rate is not known yet" in page
 
 
-def test_a_day_that_is_not_over_is_said_to_be_an_estimate() -> None:
+def test_answers_of_different_credit_are_not_shown_alike() -> None:
+    answer = {"at_ms": 0, "lease_id": "ab" * 16, "claim_id": "", "outcome": "accepted", "code": "", "message": ""}
+    answers = [answer | {"tokens": tokens, "credit_micros": tokens} for tokens in (96, 128)]
+    page = text_of(shown(answers=answers, unit={"name": "EUR", "decimals": 4}))
+    assert "96 0.000096 " in page
+    assert "128 0.000128 " in page
+
+
+def test_a_day_that_is_not_over_is_said_to_be_an_estimate_and_minutes_are_no_basis_for_one() -> None:
     early = rates(rate={"hour_micros": 500_000, "day_micros": 500_000, "earning_s": 1800.0})
-    assert "per day 24.00 at the rate of the last 30 min 0 s" in text_of(shown(rates=early))
+    page = text_of(shown(rates=early))
+    assert "per hour 1.00 from 30 min 0 s" in page
+    assert "per day – known after an hour of earning" in page
+    later = rates(rate={"hour_micros": 1_000_000, "day_micros": 1_500_000, "earning_s": 5400.0})
+    assert "per day 24.00 at the rate of the last 1 h 30 min" in text_of(shown(rates=later))
 
 
 def test_texts_of_others_are_text() -> None:
@@ -132,6 +144,11 @@ LIMITS = (
     Limits(best_paid_first=True),
     Limits(hours="22:00-07:00", zone="Europe/Berlin", idle_minutes=1440.0, threads=4096, price_floor=900_000),
 )
+
+
+def test_the_order_of_rounds_is_explained_in_whole_sentences() -> None:
+    (field,) = (field for field in NODE_FIELDS if field.name == "best_paid_first")
+    assert field.about.endswith("Otherwise it works first for the first round that you gave to join.")
 
 
 @pytest.mark.parametrize("limits", LIMITS)
@@ -251,7 +268,7 @@ async def test_limits_are_saved_where_the_command_saves_them(tmp_path: Path) -> 
         ("hours", "25:00-26:00", "hours = '25:00-26:00': write the hours as 22:00-07:00."),
         ("zone", "Atlantis", "zone = 'Atlantis': write the time zone as Europe/Berlin."),
         ("celsius", "hot", "celsius = 'hot': this is not a number."),
-        ("celsius", "999", "celsius = 999.0: Input should be less than or equal to 150."),
+        ("celsius", "999", "celsius = 999.0: the highest value is 150."),
         ("threads", "1.5", "threads = '1.5': this is not a whole number."),
         ("power_watts", "nan", "power_watts = nan: "),
     ],

@@ -1,6 +1,7 @@
 """The status of a running agent as its owner reads it: in every state, and never a zero for what is not known."""
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def told(**changes: Any) -> dict[str, Any]:
 
 def test_earnings_have_a_unit_a_rate_and_payouts() -> None:
     said = "\n".join(status_lines.of_status(told()))
-    assert "credit    0.40 pending, 1.20 EUR payable (0 s ago); 0.06 EUR in this run" in said
+    assert "credit    0.06 EUR in this run; reported 0 s ago: 0.40 EUR pending, 1.20 EUR payable" in said
     assert "rate      1.10 EUR per hour, 24.00 EUR in the last day; the last hour is 10% above" in said
     assert "payouts   12.50 EUR paid to the owner in 3 payouts, the last 2 d 0 h ago; next payout: due on" in said
     live = drawn(told(), 160)
@@ -101,8 +102,41 @@ def test_earnings_have_a_unit_a_rate_and_payouts() -> None:
 def test_a_rate_that_nobody_reported_is_not_a_zero() -> None:
     state = told(rates=None)
     assert (status_lines.rate(state), status_lines.payouts(state)) == ("not known yet", "not known yet")
-    state = told(rates=rates(rate={"hour_micros": 0, "day_micros": 0, "earning_s": None}))
+    nothing = rates(rate={"hour_micros": 0, "day_micros": 0, "earning_s": None})
+    state = told(rates=nothing, accepted=0, credit_micros=0)
     assert status_lines.rate(state) == "no credit counted in the last day; new credit is counted within two minutes"
+
+
+def test_credit_that_is_newer_than_the_report_does_not_contradict_it() -> None:
+    """Each old figure stands behind the age of the report, and a rate of nothing is not stated beside accepted work."""
+    nothing = rates(rate={"hour_micros": 0, "day_micros": 0, "earning_s": None})
+    early = {"rates": nothing, "today_micros": 0, "pending_micros": 0, "payable_micros": 0}
+    state = told(credit_micros=12_700, unit={"name": "EUR", "decimals": 4}, earnings_ms=NOW_MS - 36_000, **early)
+    assert status_lines.credit(state) == (
+        "0.0127 EUR in this run; reported 36 s ago: 0.00 EUR pending, 0.00 EUR payable, 0.00 EUR today"
+    )
+    assert status_lines.rate(state) == "not known yet; the credit of this run is counted within two minutes"
+
+
+@pytest.mark.parametrize(
+    ("rejected", "said"),
+    [
+        ({}, "none rejected"),
+        ({"lease_closed": 1_200}, "1,200 rejected (lease_closed)"),
+        ({"lease_closed": 3, "stale_version": 1}, "4 rejected (3 lease_closed, 1 stale_version)"),
+    ],
+)
+def test_rejected_rollouts_are_counted_before_their_codes(rejected: dict[str, int], said: str) -> None:
+    assert status_lines.rejected_text(rejected) == said
+
+
+def test_a_node_that_only_downloads_is_not_called_idle_nor_working() -> None:
+    load = {"version": 9, "bytes_done": 0, "bytes": 1_000_000_000, "peers": 0, "bytes_per_s": 0.0}
+    load |= {"bytes_arrived": 0, "bytes_from_peers": 0}
+    state = told(phase="idle", download=load)
+    assert status_lines.doing(state).startswith("fetching version 9: 0%")
+    assert not status_lines.is_working(state)
+    assert status_lines.is_working(told())
 
 
 def test_an_older_agent_has_no_unit_and_no_rate() -> None:
@@ -129,9 +163,14 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
         "generating",
         "7 (latest 8)",
         "1,234 tokens/s, llama",
-        "0.40 pending, 1.20 EUR payable",
+        "0.40 EUR pending, 1.20 EUR payable",
     ]
-    promised += ["12 accepted, 2 stale_version rejected", "last: rejected stale_version", "61 °C, 300 W", "of 5 GB"]
+    promised += [
+        "12 rollouts accepted, 2 rejected (stale_version)",
+        "last: rejected stale_version",
+        "61 °C, 300 W",
+        "of 5 GB",
+    ]
     status = "\n".join(status_lines.of_status(told()))
     for words in promised:
         assert words in status
@@ -295,11 +334,13 @@ def test_each_of_several_rounds_has_a_line_with_its_state_and_credit() -> None:
         row(7, price_micros_per_mtok=2_500_000, hour_micros=None),
     ]
     lines = list(status_lines.of_status(told(rounds=rows)))
-    shown = [line.removeprefix("of        ") for line in lines if line.startswith("of ")]
-    assert shown[0].startswith("http://1.test: waiting: It does not answer.; 2 accepted, 5.000000 credits")
+    assert lines[1] == "round     7 rounds  (agent 42, up 1 h 1 min)"
+    shown = [line[10:] for line in lines if re.match(r"round \d ", line)]
+    assert "shown     the rows below are those of http://coordinator.test:8700" in lines
+    assert shown[0].startswith("http://1.test: waiting: It does not answer.; 2 accepted, 5.00 credits")
     assert shown[0].endswith(" in this run"), "an agent of an earlier release says nothing of prices"
     assert shown[1].startswith("http://2.test: 3 groups; ")
-    assert shown[1].endswith("; pays 1.00 credits per million tokens, 0.360000 credits per hour of work")
+    assert shown[1].endswith("; pays 1.00 credits per million tokens, 0.36 credits per hour of work")
     assert shown[6].endswith("; pays 2.50 credits per million tokens"), "its speed was not measured"
     assert shown[2].startswith("http://3.test: left: Banned.")
     assert shown[3].startswith("http://4.test: not working: round paused by you; ")
@@ -307,4 +348,5 @@ def test_each_of_several_rounds_has_a_line_with_its_state_and_credit() -> None:
     assert shown[5].startswith("http://6.test: the round is finished; ")
     assert shown[5].endswith(" in this run"), "it pays no more"
     assert all(line.isprintable() for line in lines)
-    assert not any(line.startswith("of ") for line in status_lines.of_status(told())), "one round has one line"
+    assert sum(line.startswith("round") for line in status_lines.of_status(told())) == 1, "one round has one line"
+    assert "round 7" in drawn(told(rounds=rows), 160)

@@ -118,6 +118,34 @@ def test_an_address_that_nobody_can_dial_is_not_advertised(advertise: str, why: 
     assert "198.51.100.7:8703" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "price", "listen", "said"),
+    [
+        ("n" * 41, 0, "", "--name: this name has 41 characters. The maximum is 40."),
+        ("-", -5, "", "--price -5: a price is from 0 to 1000000000000 "),
+        ("-", 10**12 + 1, "", "--price 1000000000001: "),
+        ("-", 0, "99999", "--listen: '99999' is not host:port."),
+        ("-", 0, "0.0.0.0:65536", "--listen: '0.0.0.0:65536' is not host:port."),
+    ],
+)
+def test_a_setting_that_no_coordinator_accepts_is_named_before_the_start(
+    name: str, price: int, listen: str, said: str
+) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        check_settings(name, price, listen, "")
+    assert caught.value.message.startswith(said)
+
+
+def test_more_addresses_than_a_node_may_register_are_refused() -> None:
+    with pytest.raises(ConfigInvalid, match="at most 8 addresses"):
+        check_settings("-", 0, "", ",".join(f"203.0.113.{last}:8703" for last in range(9)))
+
+
+@pytest.mark.parametrize("name", ["n" * 40, "rig@team"])
+def test_a_setting_at_the_limit_is_accepted(name: str) -> None:
+    check_settings(name, 10**12, "[::]:0", "203.0.113.7:8703")
+
+
 @pytest.mark.parametrize("advertise", ["", "gpu.example.org:8703", "203.0.113.7:8703,[2001:db8::7]:8703", "0.0.0.0:9"])
 def test_an_address_that_may_be_dialled_is_advertised(advertise: str) -> None:
     check_settings("-", 0, "", advertise)

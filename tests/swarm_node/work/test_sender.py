@@ -221,3 +221,44 @@ async def test_while_the_coordinator_answers_nothing_there_is_one_request_and_a_
         assert await sending.under_way() == [1]
         assert await sending.store(turn=True) == [1, 1]
         nursery.cancel_scope.cancel()
+
+
+async def test_who_leaves_sends_the_rest_at_once_whatever_pause_a_failure_began(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        sending = Sending(tmp_path, nursery)
+        await sending.store()
+        sending.coordinator.error = Unreachable("away")
+        sending.coordinator.answer()
+        assert await sending.under_way() == [], "the pause has begun"
+        sending.coordinator.error = None
+        flushed = trio.Event()
+
+        async def flush() -> None:
+            await sending.sender.flush()
+            flushed.set()
+
+        nursery.start_soon(flush)
+        assert await sending.under_way() == [1]
+        assert not flushed.is_set()
+        sending.coordinator.answer()
+        await settled()
+        assert (flushed.is_set(), len(sending.outbox)) == (True, 0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_leaves_while_the_coordinator_is_away_does_not_wait_and_keeps_the_rollouts(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        sending = Sending(tmp_path, nursery)
+        await sending.store()
+        sending.coordinator.error = Unreachable("away")
+        nursery.start_soon(sending.sender.flush)
+        await settled()
+        sending.coordinator.answer()
+        await settled()
+        assert len(nursery.child_tasks) == 1, "only the sender itself"
+        assert len(sending.outbox) == 1
+        nursery.cancel_scope.cancel()

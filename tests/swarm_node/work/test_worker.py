@@ -8,6 +8,8 @@ import trio
 from trio.testing import MockClock
 
 from protocol.errors import DiskFull, EngineFailed, EngineNotStarted, Unreachable
+from protocol.work.lease import Lease
+from protocol.work.rollout import pack_tokens
 from swarm_node.versions.fetcher import HeldVersion
 from swarm_node.work.lease_pacing import REQUEST_PAUSE_S
 from swarm_node.work.version_failures import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, VERSION_FAILURES_MAX
@@ -238,3 +240,38 @@ async def test_an_engine_that_fails_with_every_version_ends_the_node_and_its_lea
     assert len(submitted) == ENGINE_FAILURES_MAX
     assert submitted == [line.removeprefix("back ") for line in world.log if line.startswith("back")]
     assert trio.current_time() >= sum(CRASH_PAUSES_S), "a crash loop is slowed down"
+
+
+async def test_a_worker_that_is_stopped_keeps_what_is_stored_and_returns_the_rest() -> None:
+    world, stored = World(leases=8), trio.Event()
+
+    def note_the_first() -> None:
+        if world.log[-1] == "store 0":
+            stored.set()
+
+    world.before_end = note_the_first
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.run)
+        await stored.wait()
+        await world.worker.stop()
+    of = {
+        what: {number for line in world.log if line.startswith(what) for number in line.split()[1:]}
+        for what in ("store", "back")
+    }
+    assert "0" in of["store"]
+    assert of["back"] == set(map(str, range(world.given))) - of["store"]
+    assert of["back"]
+    await world.worker.add_turns([lease_of(9)])
+    assert world.log[-1] == "back 9", "a next turn that comes with the last verdicts"
+
+
+def lease_of(number: int) -> Lease:
+    return Lease(
+        lease_id=f"{number:032x}",
+        version=1,
+        seed=number,
+        samples=1,
+        prompt=pack_tokens([1]),
+        price_micros_per_mtok=1,
+        expires_ms=60_000,
+    )

@@ -144,5 +144,5 @@ async def test_a_lease_below_the_owners_floor_goes_back(autojump_clock: MockCloc
     world = World(leases=4)
     world.price_floor = 2
     assert await world.run() == ["load v1", "lease v1", "back 0 1 2 3", "lease v1"]
-    assert "your minimum is 2" in world.offers.no_work
+    assert "your minimum is 0.000002 " in world.offers.no_work
     assert world.offers.last_price_micros_per_mtok is None, "the price of a lease that is not accepted counts nowhere"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from coordinator.config import Config
 from coordinator.learner import replaying
 from coordinator.learner.commitments import document, folder_digests, settings_document
 from coordinator.learner.machines import machine_here
+from coordinator.learner.ranks import Ranks
+from coordinator.model.watchdog import Watchdog
 from protocol.policy import chunks
 from swarm_node.ledger import learner_audit
 from tests.coordinator.learner.test_learner_cheats import CHEATED, PlayedRound
@@ -131,6 +134,24 @@ def test_fewer_ranks_than_the_learner_had_give_no_verdict(fetched: FetchedUpdate
     fetched.commit(lambda settings: settings.update(processes=2))
     with pytest.raises(replaying.NoVerdict, match="2 processes trained together, and 1 replay"):
         list(replaying.replay(fetched.folder, print))
+
+
+@pytest.mark.parametrize(("processes", "seconds"), [(1, 0.0), (2, replaying.HUNG_S)])
+def test_a_rank_that_waits_for_one_that_hangs_ends(
+    processes: int, seconds: float, fetched: FetchedUpdate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    class Watched(Ranks):
+        def __init__(self, device: str, watchdog: Watchdog) -> None:
+            limits.append(watchdog._seconds)
+            super().__init__(device, watchdog)
+
+    monkeypatch.setattr(replaying, "Ranks", Watched)
+    fetched.commit(lambda settings: settings.update(processes=processes))
+    with suppress(replaying.NoVerdict):  # one process here is not two
+        next(replaying.replay(fetched.folder, print))
+    assert limits == [seconds]
 
 
 def test_a_difference_of_unlike_machines_blames_nobody(fetched: FetchedUpdate, monkeypatch: pytest.MonkeyPatch) -> None:

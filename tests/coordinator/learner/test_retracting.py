@@ -302,6 +302,24 @@ def test_killed_at_any_change_of_a_file_it_comes_to_the_same_state(policy_folder
     assert int(done.stdout.split()[-2]) >= 5, done.stdout
 
 
+def test_only_rank_0_looks_for_the_checkpoint_to_continue_from(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may be removing what an earlier retraction left there while another rank starts."""
+    looked: list[int] = []
+
+    class Follower(Ranks):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.rank = rank
+
+    config = config_of(tmp_path, policy_folder, {}, {})
+    for rank in (0, 1):
+        monkeypatch.setattr(checkpoint, "newest", lambda _, rank=rank: looked.append(rank))
+        Crew(config, Follower(rank))
+    assert looked == [0]
+
+
 def test_a_replay_stops_at_a_checkpoint_that_was_just_removed(policy_folder: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path, policy_folder, {}, {})
     trained(config)

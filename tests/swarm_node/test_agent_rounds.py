@@ -126,8 +126,9 @@ def test_the_same_round_twice_is_refused_before_anything_starts(tmp_path: Path) 
 
 def test_the_values_of_all_limits_stand_in_one_column(tmp_path: Path) -> None:
     lines = CliRunner().invoke(app, ["limits", "--home", str(tmp_path)]).output.splitlines()
-    shown = [line for line in lines if line.partition(" ")[0] in Limits.model_fields]
-    assert len(shown) == len(Limits.model_fields)
+    values = Limits.model_fields.keys() - {"cards"}
+    shown = [line for line in lines if line.partition(" ")[0] in values]
+    assert len(shown) == len(values)
     assert len({len(line) - len(line.partition(" ")[2].lstrip()) for line in shown}) == 1
 
 

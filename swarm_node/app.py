@@ -74,7 +74,10 @@ FINAL_SEND_S = 10.0
 SIGNAL_AGAIN_S = 1.0
 """Time after a signal in which another one is the same one: some programs send it to the process and to its group."""
 
-ENDED_BY = {signal.SIGINT: "Ctrl-C, or the signal SIGINT"}
+ENDED_BY = {
+    signal.SIGINT: "Ctrl-C, or the signal SIGINT",
+    signal.SIGHUP: "a closed terminal, or the signal SIGHUP",
+}
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]
         cards=[card.number for card in used if card.name],
         look_at_cards=settings.look_at_cards,
     )
-    said, moves = "Ctrl-C or a signal, twice", ""
+    said, moves = "Ctrl-C or a signal, while it was leaving", ""
     async with open_pool(first.engine, settings.cards) as engine, trio.open_nursery() as nursery:
         turns = EngineTurns()
         parts = AgentParts(settings, node, governor, engine)
@@ -191,10 +194,11 @@ async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]
 
 
 async def leave_on_signal(signals: AsyncIterator[int], governor: Governor, scope: trio.CancelScope) -> None:
-    """Leave the rounds at the first signal, as `leave` does; at a second one, cancel what still goes on."""
+    """Leave the rounds at the first signal, as `leave` does; at one while leaving, cancel what still goes on."""
     came_at = math.inf
     async for number in signals:
-        if governor.leaving.is_set() and trio.current_time() >= came_at + SIGNAL_AGAIN_S:
+        is_new = came_at == math.inf or trio.current_time() >= came_at + SIGNAL_AGAIN_S
+        if governor.leaving.is_set() and is_new:
             log.info("stopping at once signal=%s", signal.Signals(number).name)
             scope.cancel()
         elif came_at == math.inf:

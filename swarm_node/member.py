@@ -126,7 +126,7 @@ class Member:
 async def open_home(home: Path, limits: Mapping[str, Any]) -> AsyncIterator[NodeHome]:
     """Open a home for the duration of the block, as its only agent."""
     me = identity.load_or_create(home / "node.key")
-    with identity.only_agent(home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with identity.only_agent(home), trio.open_signal_receiver(*_leave_signals()) as signals:
         log.info("node started id=%s home=%s", me.key.node_id, home)
         uploads = UploadCounter(home, lambda: datetime.now(UTC))
         uploads.cap_bytes = int(allowance.changed(home, dict(limits)).upload_gb * GB) or None
@@ -134,6 +134,12 @@ async def open_home(home: Path, limits: Mapping[str, Any]) -> AsyncIterator[Node
             yield NodeHome(me, uploads, signals, OtherRounds(home / ROUNDS))
         finally:
             uploads.close()
+
+
+def _leave_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals at which the node leaves; `nohup` excludes a closed terminal."""
+    closed = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGINT, signal.SIGTERM, *closed)
 
 
 @asynccontextmanager

@@ -54,22 +54,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_CODES = (
-    "Exit codes: 0 the round is finished, or Ctrl-C ended the agent, 1 error, 2 wrong usage, 130 Ctrl-C before the "
-    "agent started."
+    "Exit codes: 0 the round is finished, or Ctrl-C ended the agent, 1 error, 2 wrong usage, 130 Ctrl-C while no "
+    "agent was running."
 )
 INTERRUPTED = 130
 """Exit code of shells for a program that SIGINT ended."""
 
 
 def interruptible(command: "Callable[..., None]") -> "Callable[..., None]":
-    """Return the command with one sentence for Ctrl-C before the start of the agent, which handles signals itself."""
+    """Return the command with one sentence for Ctrl-C while no agent runs; a running agent handles signals itself."""
 
     @wraps(command)
     def run(*values: Any, **options: Any) -> None:
         try:
             command(*values, **options)
         except KeyboardInterrupt:
-            typer.echo("Stopped by Ctrl-C before the node joined the round.", err=True)
+            typer.echo("Stopped by Ctrl-C. No agent is running.", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
     return run
@@ -165,7 +165,7 @@ def join(
             must=dry_run,
         )
         if dry_run:
-            return
+            return end_dry_run(fits)
         show = _live_view(wanted=not (plain or quiet or as_json or logs.are_objects()))
         done = _run(fits, groups, threads_of(options, machine), show, command)
         for earnings in done.rounds:
@@ -239,6 +239,8 @@ class FittingRound(NamedTuple):
     member: "member.MemberSettings"
     choose: "Choose"
     cards: "tuple[EngineCard, ...]"
+    why_not: str = ""
+    """Reason why it cannot be joined now; empty if it can, or if nothing is known."""
 
 
 def _all_fitting(
@@ -257,7 +259,7 @@ def _all_fitting(
                 if len(members) > 1:
                     typer.echo(f"{me.join.url}:", err=True)
                 why_not = _preview(me, must=must)
-            fits.append(FittingRound(me, *fitting(me)))
+            fits.append(FittingRound(me, *fitting(me), why_not))
             if must:
                 typer.echo(verdict_line(why_not), err=True)
         except SwarmError as error:
@@ -265,6 +267,12 @@ def _all_fitting(
                 raise
             log.error("the round at %s is left out code=%s: %s", me.join.url, error.code, error)
     return fits
+
+
+def end_dry_run(fits: "Sequence[FittingRound]") -> None:
+    """End `--dry-run`, with exit code 1 if no round can be joined now."""
+    if all(fit.why_not for fit in fits):
+        raise typer.Exit(1)
 
 
 def verdict_line(why_not: str) -> str:

@@ -7,6 +7,7 @@
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from protocol.people.owner import Earnings, NodeEarnings, Statement, StatementReply
     from protocol.wire.signing import NodeKey
+    from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.coordinator_api.join_string import JoinString
     from swarm_node.ledger.owner_rates import OwnerRates
 
@@ -467,7 +469,14 @@ async def _earnings(join: "JoinString", home: Path) -> "tuple[Earnings, OwnerRat
     try:
         earnings = await coordinator.earnings()
         unit = await round_unit(coordinator.origin, join.round_id)
-        finished = bool((await coordinator.status()).get("finished"))
-        return earnings, await owner_rates(coordinator, earnings.owner), unit, finished
+        rates = await owner_rates(coordinator, earnings.owner)
+        return earnings, rates, unit, await is_finished(coordinator)
     finally:
         await coordinator.close()
+
+
+async def is_finished(coordinator: "Coordinator") -> bool:
+    """Return True if the round is finished; False also if the coordinator does not report its status."""
+    with suppress(SwarmError):
+        return bool((await coordinator.status()).get("finished"))
+    return False

@@ -211,7 +211,12 @@ Home = Annotated[Path, typer.Option(help="The node's folder.")]
 HomeOfRound = Annotated[Path, typer.Option(help="The node's folder, which names the round without a join string.")]
 
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print demand, expected earnings and whether the model fits; then exit.")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print demand, expected earnings and whether the model fits; then exit, with 1 if this "
+        "machine cannot join any of the rounds now.",
+    ),
 ]
 NameOption = Annotated[
     str | None,
@@ -399,6 +404,10 @@ def check_settings(name: str, price: int, listen: str, advertise: str) -> None:
         raise ConfigInvalid(
             f"--name: this name has {len(name)} characters. The maximum is {NAME_MAX_CHARS}.",
             hint="Give a shorter name.",
+        )
+    if not name.isprintable():
+        raise ConfigInvalid(
+            "--name: this name contains characters that cannot be shown.", hint="Use printable characters."
         )
     if not 0 <= price <= PRICE_MAX_MICROS_PER_MTOK:
         raise ConfigInvalid(

@@ -185,7 +185,8 @@ def key_in_use(status: dict[str, Any], rows: list[dict[str, Any]], node_id: str)
     return [
         f"WARNING: Key: an agent with this node's key was active {ago_s} s ago, and none runs in this folder. Two "
         "agents with one key replace each other's name and address. If one runs on another machine, stop it, or remove "
-        "the copied node.key there: the next start makes a new key."
+        "the copied node.key there: the next start makes a new key. If this agent has just crashed, wait "
+        f"{IN_USE_MS // 1000} s and ignore this warning."
     ]
 
 

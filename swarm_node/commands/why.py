@@ -273,7 +273,10 @@ def _lines(explanation: Explanation, holds: Callable[[int], bool]) -> Iterator[s
         yield f"  {explanation.said}"
     its_report = audit_report.read(explanation.report)
     yield from _reported(its_report) if its_report else ("  the audit report cannot be read",)
-    version = Lease.from_bytes(explanation.lease).version if explanation.lease else None
+    version = None
+    if explanation.lease:
+        with suppress(SwarmError):  # the comparison with the log tells more about a coordinator that sends nonsense
+            version = Lease.from_bytes(explanation.lease).version
     if explanation.claim_id and (version is None or holds(version)):
         yield f"  repeat the check: `{repeated(explanation)}`"
     elif explanation.claim_id:

@@ -8,6 +8,7 @@
 import argparse
 import os
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     options = parser.parse_args(arguments)
     if options.describe:
         sys.exit(described.main())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a service manager may signal every process; this one ends with stdin
     pipe = claim_stdout()
     commands: queue.Queue[bytes] = queue.Queue(COMMANDS_WAITING_MAX)
     answers: queue.Queue[bytes] = queue.Queue(ANSWERS_WAITING_MAX)

@@ -6,6 +6,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -60,7 +61,7 @@ def can_show(console: Console) -> bool:
 
 
 def make(console: Console) -> Callable[[Callable[[], AgentSnapshot]], Awaitable[None]]:
-    """Return a task that draws until cancelled; log lines appear above the panel from now on."""
+    """Return a task that draws until cancelled, or until the terminal closes; from now on log lines appear above it."""
     handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -68,7 +69,8 @@ def make(console: Console) -> Callable[[Callable[[], AgentSnapshot]], Awaitable[
     handler.setFormatter(Lines("%(message)s"))
 
     async def show(look: Callable[[], AgentSnapshot]) -> None:
-        with Live(console=console, auto_refresh=False, transient=True) as live:
+        # A terminal that was closed is no reason to stop before the leases are returned.
+        with suppress(OSError), Live(console=console, auto_refresh=False, transient=True) as live:
             while True:
                 live.update(panel(look().to_json()), refresh=True)
                 await trio.sleep(DRAW_EVERY_S)

@@ -129,6 +129,11 @@ def test_the_plist_says_what_to_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["system.service", "user.service"])
+def test_systemd_signals_the_agent_alone_and_ends_every_process(name: str) -> None:
+    assert {"KillMode=mixed", "KillSignal=SIGINT"} <= set(filled(name).splitlines())
+
+
+@pytest.mark.parametrize("name", ["system.service", "user.service"])
 def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not installed here")

@@ -1,4 +1,4 @@
-"""Ctrl-C before the agent has started: one sentence, and the exit code of shells."""
+"""Ctrl-C while no agent runs: one sentence, and the exit code of shells."""
 
 import pytest
 import typer
@@ -11,8 +11,8 @@ def interrupted() -> None:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_before_the_agent_started_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_while_no_agent_runs_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as ended:
         interrupted()
     assert ended.value.exit_code == 130
-    assert capsys.readouterr().err == "Stopped by Ctrl-C before the node joined the round.\n"
+    assert capsys.readouterr().err == "Stopped by Ctrl-C. No agent is running.\n"

@@ -1,9 +1,10 @@
 """The preview of a round before it is joined: a range by those who work there, or that nobody knows."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from coordinator.config.round import RoundSection
@@ -11,7 +12,7 @@ from protocol.errors import Unreachable
 from protocol.text.money import Unit
 from protocol.wire.signing import NodeKey
 from swarm_node.cli import app
-from swarm_node.commands.join import verdict_line
+from swarm_node.commands.join import FittingRound, end_dry_run, verdict_line
 from swarm_node.commands.preview import finding_line, key_in_use, lines, understood, why_not
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.doctor import report
@@ -19,6 +20,8 @@ from swarm_node.doctor.examine import description_texts, judge_earnings
 from swarm_node.doctor.forecast import MeasuredSpeed, find_speed, forecast, record_speed
 from swarm_node.doctor.line import RoundAnswer
 from swarm_node.doctor.report import CheckState
+from swarm_node.engine.client import Choose
+from swarm_node.member import MemberSettings
 
 NOW_MS = 1_000_000_000
 EUR = Unit("EUR", 2)
@@ -50,6 +53,7 @@ def test_a_key_that_is_active_elsewhere_is_warned_of_and_one_that_left_is_not() 
     me = row(100) | {"node_id": "me"}
     (said,) = key_in_use(STATUS, [row(1) | {"node_id": "other"}, me | {"last_seen_ms": NOW_MS - 3000}], "me")
     assert said.startswith("WARNING: Key: an agent with this node's key was active 3 s ago")
+    assert said.endswith("If this agent has just crashed, wait 15 s and ignore this warning.")
     for row_ in (me | {"phase": "left"}, me | {"last_seen_ms": NOW_MS - 16_000}, me | {"node_id": "other"}):
         assert key_in_use(STATUS, [row_], "me") == []
     assert key_in_use({}, [me], "me") == []
@@ -178,6 +182,15 @@ def test_the_last_line_of_a_dry_run_says_whether_this_machine_can_join() -> None
         "This machine cannot join this round now: There is not enough disk space. Free some space."
     )
     assert why_not({}, 1, EUR) == ""
+
+
+def test_a_dry_run_fails_if_no_round_can_be_joined_now() -> None:
+    member, choose = cast("MemberSettings", None), cast("Choose", None)
+    open_, finished = FittingRound(member, choose, ()), FittingRound(member, choose, (), "the round is finished")
+    end_dry_run([finished, open_])
+    with pytest.raises(typer.Exit) as ended:
+        end_dry_run([finished, finished])
+    assert ended.value.exit_code == 1
 
 
 def test_a_coordinator_does_not_write_to_the_terminal() -> None:

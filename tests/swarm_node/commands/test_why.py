@@ -86,6 +86,12 @@ def test_a_check_is_offered_only_while_its_version_is_in_this_home() -> None:
     assert "this home no longer has version 32" in gone
 
 
+def test_a_lease_that_cannot_be_read_does_not_hide_what_else_is_known() -> None:
+    text = "\n".join(why.lines(told("hard", a_report()).model_copy(update={"lease": b"\xc1"})))
+    assert "sample 0, position 2" in text
+    assert AGAIN in text
+
+
 def test_leases_that_the_running_agent_knows_have_time_tokens_and_credit() -> None:
     answer = {"at_ms": 1_000, "lease_id": LEASE, "claim_id": CLAIM, "outcome": "accepted", "tokens": 115}
     state = {"unit": {"name": "EUR", "decimals": 4}, "answers": [answer | {"credit_micros": 115}]}

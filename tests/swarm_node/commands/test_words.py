@@ -11,7 +11,9 @@ from protocol.work.appeal import AppealReply
 from protocol.work.auditing import Explanation
 from swarm_node.commands import appeal, keys
 from swarm_node.commands.why import lines
+from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.ledger.owner_rates import OwnerRates
+from tests.swarm_node.web import lacks, web
 
 STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\r[link=http://x]you\x9b2J\u202e"
 NODE = NodeKey(bytes(32)).node_id
@@ -26,6 +28,15 @@ def test_an_explanation_does_not_steer_the_terminal() -> None:
     told = "".join(lines(said))
     assert told.isprintable()
     assert "\\x1b]52" in told
+
+
+@pytest.mark.trio
+async def test_a_status_that_cannot_be_read_does_not_hide_the_earnings() -> None:
+    with web(lacks) as server:
+        coordinator = Coordinator(server.url, "0" * 64, NodeKey(bytes(32)))
+        assert not await keys.is_finished(coordinator)
+        await coordinator.close()
+    assert server.asked["/v1/status"]
 
 
 def earned() -> Earnings:

@@ -1,6 +1,7 @@
 """The engine child from outside: what it puts on standard output, and when it goes."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,6 +64,11 @@ def test_a_request_before_any_policy_fails_with_its_code(child: subprocess.Popen
     assert isinstance(failed, GroupFailed)
     assert (failed.request_id, failed.code) == ("a", "engine_failed")
     assert "No policy is loaded" in failed.message
+
+
+def test_a_signal_to_the_whole_service_leaves_the_child_to_its_agent(child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGINT)
+    assert isinstance(tell(child, frame(Command(body=LoadVersion(folder="/nowhere", version=1)))).body, CommandFailed)
 
 
 def test_a_folder_that_is_no_policy_fails_and_the_child_lives_on(child: subprocess.Popen[bytes]) -> None:

@@ -1,14 +1,19 @@
 """The status of a running agent as its owner reads it: in every state, and never a zero for what is not known."""
 
+import errno
 import io
+import logging
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
 from rich.console import Console
 
 from protocol.text import plain
 from swarm_node.owner import live_view, status_lines
+from swarm_node.owner.snapshot import AgentSnapshot
 
 NOW_MS = 1_800_000_000_000
 
@@ -350,3 +355,32 @@ def test_each_of_several_rounds_has_a_line_with_its_state_and_credit() -> None:
     assert all(line.isprintable() for line in lines)
     assert sum(line.startswith("round") for line in status_lines.of_status(told())) == 1, "one round has one line"
     assert "round 7" in drawn(told(rounds=rows), 160)
+
+
+class Terminal(io.StringIO):
+    """A terminal whose window may be closed."""
+
+    is_closed = False
+
+    def write(self, text: str) -> int:
+        if self.is_closed:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+@pytest.mark.trio
+async def test_the_live_view_of_a_terminal_that_closes_ends_alone() -> None:
+    terminal = Terminal()
+    root = logging.getLogger()
+    before = root.handlers[:]
+
+    def look() -> AgentSnapshot:
+        terminal.is_closed = True
+        return cast("AgentSnapshot", SimpleNamespace(to_json=told))
+
+    try:
+        show = live_view.make(Console(file=terminal, width=200, force_terminal=True))
+        with trio.fail_after(5):
+            await show(look)
+    finally:
+        root.handlers[:] = before

@@ -122,6 +122,8 @@ def test_an_address_that_nobody_can_dial_is_not_advertised(advertise: str, why: 
     ("name", "price", "listen", "said"),
     [
         ("n" * 41, 0, "", "--name: this name has 41 characters. The maximum is 40."),
+        ("a\udcffb", 0, "", "--name: this name contains characters that cannot be shown."),
+        ("a\nb", 0, "", "--name: this name contains characters that cannot be shown."),
         ("-", -5, "", "--price -5: a price is from 0 to 1000000000000 "),
         ("-", 10**12 + 1, "", "--price 1000000000001: "),
         ("-", 0, "99999", "--listen: '99999' is not host:port."),

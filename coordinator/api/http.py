@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import ClientConnectionResetError, HttpVersion10, HttpVersion11, web
 from pydantic import BaseModel, ValidationError
 
 from coordinator.api.guard import BODIES, BOUNDS
@@ -105,7 +105,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await _refuse(request, MalformedMessage(f"{request.method} {request.path[:100]}: {error.reason}."))
     except Exception as error:  # the client gets an answer, and the operator the traceback
         if isinstance(error, ConnectionError) and _has_left(request):
-            log.debug("%s %s: the client has left", request.method, request.path)
+            level = logging.DEBUG if _is_of_the_client(error, request) else logging.WARNING
+            log.log(level, "%s %s: the client has left (%r)", request.method, request.path, error)
             return web.Response(status=CLIENT_LEFT)
         log.exception("%s %s failed", request.method, request.path)
         failed = SwarmError("The coordinator had an internal error. The rollout is not lost.", hint="Try again later.")
@@ -115,6 +116,18 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 def _has_left(request: web.Request) -> bool:
     """Return True if the client has closed its connection."""
     return request.transport is None or request.transport.is_closing()
+
+
+def _is_of_the_client(error: ConnectionError, request: web.Request) -> bool:
+    """Return True if aiohttp raised the error for the client's own connection.
+
+    Other errors come from a database or a server, whose outage makes clients leave, too.
+    """
+    if error is request.content.exception():  # while the body arrived
+        return True
+    if isinstance(error, ClientConnectionResetError):  # before a write; one of our own HTTP client has a cause
+        return error.__cause__ is None
+    return type(error) is ConnectionError  # while a write waited
 
 
 def own_hosts(config: Config) -> frozenset[str] | None:

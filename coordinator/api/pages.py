@@ -154,8 +154,8 @@ async def _entries(request: web.Request, index: int | None) -> web.Response:
 
     def read(connection: sa.Connection) -> entries.EntriesPage:
         size = store.size(connection)
-        start = max(0, size - entries.SHOWN) if index is None else index
-        recorded = store.entries(connection, start, entries.SHOWN)
+        start = entries.newest_start(size) if index is None else index
+        recorded = store.entries(connection, start, 2 * entries.SHOWN if index is None else entries.SHOWN)
         named = sa.select(nodes.c.node_id, nodes.c.name).where(nodes.c.node_id.in_(entries.node_ids(recorded)))
         names = {row.node_id: row.name for row in connection.execute(named)}
         return entries.EntriesPage(start, recorded, size, names, newest_first=index is None)

@@ -61,6 +61,14 @@ def node_ids(records: Sequence[Recorded]) -> set[str]:
     return {recorded.entry.node_id for recorded in records if isinstance(recorded.entry, Pending | Payout | Paid)}
 
 
+def newest_start(size: int) -> int:
+    """Return the first index of the newest page, which has up to `2 * SHOWN` entries.
+
+    It is a multiple of `SHOWN`: so the page before it ends where this one starts.
+    """
+    return max(0, (size - 1) // SHOWN - 1) * SHOWN
+
+
 def render(page: EntriesPage, site: Site, unit: Unit) -> str:
     """Return the page as HTML."""
     start, size, records = page.start, page.size, page.records
@@ -82,17 +90,29 @@ def render(page: EntriesPage, site: Site, unit: Unit) -> str:
         if records
         else None,
     )
+    after = start + max(SHOWN, len(records))
+    earlier = "← entries before these, oldest first" if page.newest_first else "← earlier"
     pager = el(
         "nav",
-        el("a", "← earlier", href=f"/entries/{max(0, start - SHOWN)}", rel="prev") if start else None,
-        el("a", "later →", href=f"/entries/{start + SHOWN}", rel="next") if start + SHOWN < size else None,
+        el("a", earlier, href=f"/entries/{max(0, start - SHOWN)}", rel="prev") if start else None,
+        el("a", "later →", href=f"/entries/{after}", rel="next") if after < size else None,
         el("a", "newest", href="/entries"),
         class_="pager",
         aria_label="Pages of the log",
     )
-    caption = "The newest entries first" if page.newest_first else f"Entries from {start} on"
-    listed = table(caption, COLUMNS, rows, empty="The log ends before this index.")
+    listed = table(_caption(page), COLUMNS, rows, empty="The log ends before this index.")
     return document("Ledger", "/entries", site, about, listed, pager)
+
+
+def _caption(page: EntriesPage) -> str:
+    if not page.records:
+        return "No entries"
+    first, last = page.records[0].index, page.records[-1].index
+    if first == last:
+        return f"Entry {first}"
+    return (
+        f"Entries {last} to {first}, newest first" if page.newest_first else f"Entries {first} to {last}, oldest first"
+    )
 
 
 def _bundle(index: int, size: int) -> Tile:

@@ -63,7 +63,7 @@ def _ended() -> Any:
 def render(site: Site) -> str:
     """Return the page for those who want to join; after the end of the round it says so."""
     if site.finished:
-        return document("This round has ended", "/join", site, _ended(), picture(site))
+        return document("This round has ended", "/join", site, _ended())
     questions: dict[str, Any] = {
         "What does my computer do?": "It downloads the newest version of the model, answers problems with it, and "
         "sends the answers back. The operator's machine learns from them and publishes the next version.",

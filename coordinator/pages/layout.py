@@ -106,7 +106,7 @@ def _footer(site: Site) -> Markup:
             el("a", "Check the ledger in your browser", href="/verify.html"),
             "; ",
             el("a", "usage of API keys", href="/usage"),
-            ", for who has one.",
+            ".",
         ),
         el("ul", exports, aria_label="Data exports"),
         el("p", "", id="live", role="status"),

@@ -15,7 +15,7 @@ import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
 from protocol.text.lesson import lesson
-from protocol.text.money import Unit, pace_text
+from protocol.text.money import CREDITS, Unit, pace_text
 from protocol.text.plain import counted
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText, WholeSentences
 
@@ -336,17 +336,22 @@ def earnings(join_string: JoinText = "", home: Home = DEFAULT_HOME, as_json: AsJ
             typer.echo(f"{join.url}:")
         show_earnings(summary, rates, unit, finished=finished, as_json=as_json)
         shown.append((summary.total, unit))
-    if not as_json:
-        typer.echo("\n".join(total_lines(shown)), nl=len(shown) > 1)
+    if not as_json and (totals := list(total_lines(shown))):
+        typer.echo("\n".join(totals))
     if failed is not None:
         raise typer.Exit(1)
 
 
 def total_lines(totals: "Sequence[tuple[NodeEarnings, Unit]]") -> "Iterator[str]":
-    """Yield the owner's total over several rounds, a line for each unit: amounts of different units are not added."""
+    """Yield the owner's total over several rounds, a line for each unit: amounts of different units are not added.
+
+    Credits have no total: each operator decides what its own are worth.
+    """
     if len(totals) < 2:
         return
     for name in dict.fromkeys(unit.name for _, unit in totals):
+        if name == CREDITS.name:
+            continue
         rows = [(row, unit) for row, unit in totals if unit.name == name]
         unit = max((unit for _, unit in rows), key=lambda unit: unit.decimals)
         amounts = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import CheckpointInvalid, ConfigInvalid, SwarmError
+from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid, SwarmError
 from protocol.text.lesson import lesson
 from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
@@ -227,17 +227,19 @@ def check(
 
     join_string, file = last_round.with_round(join_string, file)
     joins, data = last_round.all_chosen(join_string, home), _proof_bytes(file)
-    failed: SwarmError | None = None
+    failed: dict[str, SwarmError] = {}
     for join in joins:
         try:
             found = prove(data, join.round_id, file, trio.run(_unit, None, join, home))
         except SwarmError as error:
-            failed = failed or error
+            failed[join.url] = error
             continue
         typer.echo("\n".join(map(json.dumps, found.rows)) if as_json else found.said)
         return
-    assert failed is not None, "there is at least one round"
-    raise failed
+    if len({error.message for error in failed.values()}) == 1:
+        raise next(iter(failed.values()))
+    reasons = "; ".join(f"{url}: {error.message.rstrip('.')}" for url, error in failed.items())
+    raise ProofInvalid(f"{file} proves nothing about any of the {len(joins)} joined rounds: {reasons}.")
 
 
 @app.command(

@@ -63,9 +63,9 @@ def parse(text: str) -> JoinString:
         )
     if not re.fullmatch(r"[0-9a-f]{64}", parts.fragment):
         length = len(parts.fragment)
-        found = "other characters" if length == 64 else f"{length} characters" if length else "nothing"
+        found = "other characters there" if length == 64 else f"{length} characters there" if length else "none"
         raise ConfigInvalid(
-            f"After the # of a join string are 64 digits (0-9, a-f), its root fingerprint. This one has {found} there.",
+            f"After the # of a join string are 64 digits (0-9, a-f), its root fingerprint. This one has {found}.",
             hint="Copy the whole join string; the node verifies the coordinator by its fingerprint.",
         )
     return JoinString(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", parts.fragment)

@@ -117,15 +117,11 @@ def _known(text: str, home: Path) -> JoinString:
     if known := find_by_url(home, urls):
         return known
     raise ConfigInvalid(
-        f"{text} is the address of a round that this node has not joined.",
+        f"{text!r} is not a join string, and this node has joined no round at that address.",
         hint=f"Add the fingerprint of 64 digits that its operator publishes: {urls[-1]}#FINGERPRINT.",
     )
 
 
 def with_round(first: str, second: str) -> tuple[str, str]:
-    """Split `[JOIN_STRING] OTHER`: return the join string, which may be empty, and the other argument."""
-    if first.startswith(("http://", "https://")):
-        return first, second
-    if second:
-        parse(first)  # raises: two arguments were given, and the first is no join string
-    return "", first
+    """Split `[JOIN_STRING] OTHER`: return the join string or address, which may be empty, and the other argument."""
+    return (first, second) if second or first.startswith(("http://", "https://")) else ("", first)

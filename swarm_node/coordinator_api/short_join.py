@@ -112,6 +112,6 @@ async def _fetch(urls: list[str]) -> JoinString:
     assert failure is not None
     if silent == len(urls):  # in the words of the owner, who typed no path and perhaps no scheme
         said = failure.message.replace(f"{urls[0]}/v1 ", f"{urls[0]} ")
-        others = (f" {url} does not answer, either." for url in urls[1:])
+        others = (f" {url} does not answer either." for url in urls[1:])
         raise Unreachable(f"{said}{''.join(others)}", hint=failure.hint)
     raise failure

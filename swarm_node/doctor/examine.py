@@ -104,10 +104,12 @@ async def examine(patient: Patient, show: Show) -> list[CheckResult]:
     """Run every check; call `show` with each result at once."""
     findings: list[CheckResult] = []
 
-    def note(*results: CheckResult) -> None:
-        findings.extend(results)
+    def note(*results: CheckResult, url: str = "") -> None:
         for result in results:
-            show(result)
+            findings.append(replace(result, url=url))
+            show(findings[-1])
+
+    in_round = partial(note, url=patient.join.url if patient.join else "")
 
     note(await _try("home", lambda: home(patient.home)), await _try("key", lambda: key(patient.home)))
     note(agent(patient.home))
@@ -127,17 +129,17 @@ async def examine(patient: Patient, show: Show) -> list[CheckResult]:
         note(await _try("disk", lambda: cards.space(patient.home, version)))
         note(await _try("disk speed", lambda: cards.speed(patient.home)))
         if answer and patient.join:
-            note(await _try_async("earnings", partial(earnings, answer, patient.join, patient.home)))
+            in_round(await _try_async("earnings", partial(earnings, answer, patient.join, patient.home)))
         if answer is None:
-            note(*unreached(patient.join))
+            in_round(*unreached(patient.join))
         else:
             for check, look in (("down", line.down), ("up", line.up)):
-                note(await _try_async(check, partial(look, answer)))
-            note(await _try_async("reach", partial(line.reach, answer, patient.listen, patient.home)))
+                in_round(await _try_async(check, partial(look, answer)))
+            in_round(await _try_async("reach", partial(line.reach, answer, patient.listen, patient.home)))
     for other in patient.others:
         async with _open_line(replace(patient, join=other), note) as answer:
             if answer:
-                note(await _try_async("earnings", partial(earnings, answer, other, patient.home)))
+                note(await _try_async("earnings", partial(earnings, answer, other, patient.home)), url=other.url)
     if patient.with_engines:
         note(*await engines.engines(patient.options, this_machine))
     return findings
@@ -158,6 +160,7 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
     if patient.join is None:
         yield None
         return
+    note = partial(note, url=patient.join.url)
     coordinator = Coordinator(patient.join.url, patient.join.round_id, _key(patient.home))
     try:
         answer = None

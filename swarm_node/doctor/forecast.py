@@ -118,7 +118,7 @@ def _speed_source(speed: MeasuredSpeed, as_of_ms: int) -> str:
 def _certainty(speed: MeasuredSpeed, sampling: int, alive: int) -> str:
     """Return how sure an estimate is: rough if the speed is scaled, or if some nodes have no work now."""
     if not alive:
-        others = "it is the first node here"
+        others = "no node works here yet"
     else:
         others = f"{sampling} of {counted(alive, 'node')} here {plural(sampling, 'samples', 'sample')} now"
     return f"{'Fairly sure while there is work' if sampling == alive and not speed.scaled_by else 'Rough'}: {others}"

@@ -33,6 +33,8 @@ class CheckResult:
     evidence: str = ""
     """The measured or read values."""
     next_step: str = ""
+    url: str = ""
+    """Address of the round that was checked; empty for a check of the machine."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

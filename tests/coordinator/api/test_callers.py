@@ -267,15 +267,62 @@ def waiting(served: Served) -> int:
     return sum(found)
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("transport", [None, SimpleNamespace(is_closing=lambda: True)])
-async def test_a_browser_that_closes_its_tab_at_once_is_no_failure(
-    transport: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def events(_request: Any) -> web.StreamResponse:
-        raise ClientConnectionResetError("Cannot write to closing transport")
+def asked(transport: Any, arriving: BaseException | None = None) -> Any:
+    """A request over this connection, whose body ended with this error."""
+    content = SimpleNamespace(exception=lambda: arriving, is_eof=lambda: True)
+    fields = {"method": "GET", "path": "/v1/events", "headers": {"Accept": "application/json"}}
+    return SimpleNamespace(version=HttpVersion11, app={}, transport=transport, content=content, **fields)
 
-    request: Any = SimpleNamespace(version=HttpVersion11, app={}, method="GET", path="/v1/events", transport=transport)
+
+CLOSED = SimpleNamespace(is_closing=lambda: True)
+OPEN = SimpleNamespace(is_closing=lambda: False)
+
+
+async def failing_with(error: BaseException, request: Any) -> int:
+    async def handler(_request: Any) -> web.StreamResponse:
+        raise error
+
+    return (await http.errors(request, handler)).status
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("transport", [None, CLOSED])
+@pytest.mark.parametrize(
+    "error", [ClientConnectionResetError("Cannot write to closing transport"), ConnectionError("Connection lost")]
+)
+async def test_a_browser_that_closes_its_tab_at_once_is_no_failure(
+    transport: Any, error: ConnectionError, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO"):
-        await http.errors(request, events)
+        assert await failing_with(error, asked(transport)) == http.CLIENT_LEFT
     assert caplog.text == ""
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_while_it_uploads_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    error = ConnectionResetError(104, "Connection reset by peer")
+    with caplog.at_level("INFO"):
+        assert await failing_with(error, asked(CLOSED, arriving=error)) == http.CLIENT_LEFT
+    assert caplog.text == ""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("transport", "status", "level"), [(CLOSED, http.CLIENT_LEFT, "WARNING"), (OPEN, 500, "ERROR")]
+)
+async def test_a_lost_connection_of_our_own_is_logged_also_when_the_client_has_left(
+    transport: Any, status: int, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A database that closes its connections makes clients leave: that is how its outage would be hidden."""
+    own = ConnectionResetError(104, "Connection reset by peer")
+    for error in (own, reraised(own)):
+        assert await failing_with(error, asked(transport)) == status
+    assert [record.levelname for record in caplog.records] == [level] * 2
+    assert "Connection reset by peer" in caplog.text
+
+
+def reraised(cause: BaseException) -> ClientConnectionResetError:
+    """The error of our own HTTP client, which names its cause."""
+    error = ClientConnectionResetError("Cannot write request body")
+    error.__cause__ = cause
+    return error

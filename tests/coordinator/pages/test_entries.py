@@ -42,6 +42,26 @@ def test_the_newest_entries_begin_with_the_newest() -> None:
     assert shown == [str(number) for number in reversed(range(len(recorded)))]
 
 
+RECORDED = [Recorded(number, ONE_OF_EACH[0], ONE_OF_EACH[0].content_hash, 0) for number in range(3 * entries.SHOWN)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 50, 51, 99, 100, 101, 150])
+def test_the_page_before_the_newest_repeats_none_of_its_rows_and_names_its_order(size: int) -> None:
+    """50, 100 and 150 entries fill pages; the others leave one that is not full, or one short of it."""
+    start = entries.newest_start(size)
+    shown = RECORDED[start:size]
+    assert min(size, entries.SHOWN) <= len(shown) <= 2 * entries.SHOWN
+    said = entries.render(entries.EntriesPage(start, shown, size, {}, newest_first=True), SITE, CREDITS)
+    assert (f"Entries {size - 1} to {start}, newest first" in said) == (size > 1)
+    before = re.findall(r'href="/entries/(\d+)" rel="prev">← entries before these, oldest first<', said)
+    assert bool(before) == (start > 0)
+    for first in map(int, before):
+        rows = RECORDED[first : first + entries.SHOWN]
+        assert rows[-1].index == start - 1
+        earlier = entries.render(entries.EntriesPage(first, rows, size, {}), SITE, CREDITS)
+        assert f"Entries {first} to {start - 1}, oldest first" in earlier
+
+
 def test_an_update_that_was_made_again_or_from_a_version_says_so() -> None:
     (update,) = (each for each in ONE_OF_EACH if isinstance(each, UpdateEntry))
     shown = page(update.model_copy(update={"attempt": 2, "replaced_by": 3}))

@@ -33,6 +33,8 @@ def test_a_round_that_has_ended_invites_nobody() -> None:
     assert "This round has ended" in page
     assert "swarm-node join &quot;" not in page
     assert "install.sh" not in page
+    assert "QR code" not in page
+    assert "QR code" in joining.render(SITE)
 
 
 def test_the_footer_says_which_links_are_data_and_leads_to_the_check_of_the_ledger() -> None:

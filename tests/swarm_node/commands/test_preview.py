@@ -210,7 +210,7 @@ def test_a_measured_machine_gets_its_own_estimate_also_as_the_first_node() -> No
     speed = MeasuredSpeed(100.0, NOW_MS - 7_200_000)
     first = forecast(STATUS, [], price=1_000_000, unit=EUR, speed=speed)
     assert (first.low, first.high) == (360_000, 360_000)
-    assert "the first node" in first.basis
+    assert "no node works here yet" in first.basis
     rows = [row(9_999), row(9_999, phase="idle")]
     later = forecast(STATUS, rows, price=1_000_000, unit=EUR, speed=speed)
     assert (later.low, later.high) == (180_000, 360_000)

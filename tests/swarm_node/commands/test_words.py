@@ -100,10 +100,13 @@ def test_several_rounds_have_a_total_for_each_unit() -> None:
     units = (Unit("EUR", 2), Unit("EUR", 4), CREDITS)
     assert list(keys.total_lines([(row, unit) for unit in units])) == [
         "total of 2 rounds: 0.000002 EUR pending, 0.000004 EUR payable, 0.000006 EUR being paid, 0.000008 EUR paid",
-        "total of 1 round: 0.000001 credits pending, 0.000002 credits payable, 0.000003 credits being paid, "
-        "0.000004 credits paid",
     ]
     assert list(keys.total_lines([(row, CREDITS)])) == []
+
+
+def test_credits_of_several_rounds_are_not_added_since_each_operator_values_its_own() -> None:
+    row = earned().total
+    assert list(keys.total_lines([(row, CREDITS), (row, CREDITS)])) == []
 
 
 def test_a_rate_that_the_coordinator_does_not_report_is_not_shown_as_zero(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,10 @@ from swarm_node.coordinator_api.short_join import Proof, find_round
 
 
 @pytest.mark.parametrize(
-    ("fragment", "found"), [("", "nothing"), ("a" * 65, "65 characters"), ("A" * 64, "other characters")]
+    ("fragment", "found"), [("", "none."), ("a" * 65, "65 characters there"), ("A" * 64, "other characters there")]
 )
 def test_a_fingerprint_of_another_form_is_told_from_one_that_lacks(fragment: str, found: str) -> None:
-    with pytest.raises(ConfigInvalid, match=f"This one has {found} there"):
+    with pytest.raises(ConfigInvalid, match=f"This one has {found}"):
         parse(f"http://host:8700#{fragment}")
 
 
@@ -27,5 +27,5 @@ async def test_a_host_that_does_not_answer_is_named_as_it_was_typed() -> None:
     with pytest.raises(Unreachable) as failed:
         await find_round("127.0.0.1:9", Proof())
     assert failed.value.message.startswith("https://127.0.0.1:9 does not answer (")
-    assert failed.value.message.endswith(" http://127.0.0.1:9 does not answer, either.")
+    assert failed.value.message.endswith(" http://127.0.0.1:9 does not answer either.")
     assert "/v1" not in failed.value.message

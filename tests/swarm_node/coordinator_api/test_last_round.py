@@ -58,7 +58,7 @@ def test_the_address_of_a_joined_round_means_that_round(tmp_path: Path, text: st
 
 def test_the_address_of_another_round_needs_the_fingerprint_and_the_hint_shows_where(tmp_path: Path) -> None:
     last_round.record_joined(tmp_path, [SECOND], "")
-    with pytest.raises(ConfigInvalid, match=r"^rounds\.example\.org is the address of a round") as refused:
+    with pytest.raises(ConfigInvalid, match=r"^'rounds\.example\.org' is not a join string, and") as refused:
         last_round.chosen("rounds.example.org", tmp_path)
     assert "http://rounds.example.org#FINGERPRINT" in refused.value.hint
 
@@ -84,6 +84,7 @@ def test_a_disk_that_takes_no_file_does_not_end_the_agent(tmp_path: Path, caplog
         (("4f5a", ""), ("", "4f5a")),
         ((str(FIRST), ""), (str(FIRST), "")),
         ((str(FIRST), "4f5a"), (str(FIRST), "4f5a")),
+        (("127.0.0.1:9", "4f5a"), ("127.0.0.1:9", "4f5a")),
         (("text:https://me", ""), ("", "text:https://me")),
     ],
 )
@@ -91,9 +92,9 @@ def test_a_join_string_before_another_argument_may_be_left_out(given: tuple[str,
     assert last_round.with_round(*given) == split
 
 
-def test_two_arguments_need_a_join_string_first() -> None:
-    with pytest.raises(ConfigInvalid, match="'4f5a' is not a join string"):
-        last_round.with_round("4f5a", "more")
+def test_two_arguments_need_a_round_first(tmp_path: Path) -> None:
+    refused = failure("ledger", "check", "4f5a", "more", home=tmp_path)
+    assert "'4f5a' is not a join string, and this node" in str(refused)
 
 
 ADDRESS = "evm:0x52908400098527886E0F7030069857D2E4169EE7"

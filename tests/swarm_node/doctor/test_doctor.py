@@ -222,6 +222,9 @@ async def test_a_round_that_does_not_answer_is_a_finding_and_the_machine_is_exam
     assert by_name["round"] is CheckState.FAIL
     rounds = [finding.said.partition(" ")[0] for finding in found if finding.check == "round"]
     assert rounds == [join.url, other.url]
+    urls = {check: [finding.to_json()["url"] for finding in found if finding.check == check] for check in by_name}
+    assert urls["round"] == urls["clock"] == [join.url, other.url]
+    assert (urls["reach"], urls["disk"]) == ([join.url], [""]), "checks of the machine name no round"
     assert {by_name[name] for name in ("clock", "down", "up", "reach")} == {CheckState.SKIP}
     assert by_name["disk"] is CheckState.OK
     assert report.failed(found)

@@ -32,6 +32,7 @@ from bench.harness import quick_from_environment
 from coordinator.base.files import write_durably
 from coordinator.config import AuditSection, Config, load
 from coordinator.learner.embedded import make_policy
+from protocol.work.lease import is_exact
 from tests.adversaries import outsiders, patience, tournament, trials
 from tests.adversaries.arena import CLASS, UPDATES_PER_VERSION, Stage
 from tests.adversaries.campaign import Result
@@ -160,7 +161,7 @@ def row(attack: str, tolerance: str, results: list[Result]) -> bool:
     after = f"{min(noticed)}–{max(noticed)}" if len(noticed) > 1 else str(noticed[0]) if noticed else "–"
     gain = f"{mean(gains):+.1f}" + (f" ± {error:.1f}" if error else "")
     print(
-        f"| {attack} | {tolerance.split('/')[1]} "
+        f"| {attack} | {'exact' if is_exact(tolerance) else tolerance.split('/')[1]} "
         f"| {sum(r.groups for r in results)}, {sum(r.cheats for r in results)} "
         f"| {', '.join(sorted({r.by for r in results if r.by})) or '–'} | {after} "
         f"| {sum(r.banned for r in results)} of {len(results)} | {gain} "

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 
 from coordinator.audit.auditor import CASES_AT_ONCE, FINDINGS
 from coordinator.audit.case import opened
-from coordinator.audit.check import audit
+from coordinator.audit.check import ExactReplay, audit
+from coordinator.audit.exact_scorer import ExactScorer
 from coordinator.audit.scorer import VersionScorer
 from coordinator.config import Config
 from coordinator.rules.calibration import SHIPPED, read
@@ -35,7 +36,7 @@ from protocol.policy.manifest import Sampler
 from protocol.tasks import Problem, task
 from protocol.work.auditing import AuditCase, CaseFile, Cases, Judged
 from protocol.work.learning import TrainingBatch
-from protocol.work.lease import Lease
+from protocol.work.lease import Lease, float_class, is_exact
 from protocol.work.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
@@ -175,7 +176,9 @@ class Arena:
             )
             for audited in taken
         ]
-        reports = audit(cases, self._score, self._tolerances, self.stage.tolerance)
+        own = self.stage.tolerance
+        exact = ExactReplay(own, self._score) if is_exact(own) else None
+        reports = audit(cases, self._score, self._tolerances, float_class(own), exact)
         judged = tuple(
             Judged(claim_id=case.claim_id, finding=FINDINGS[report.outcome], validator=report.validator, report=b"{}")
             for case, report in zip(cases, reports, strict=True)
@@ -188,7 +191,9 @@ class Arena:
         return next(node for node in self.nodes if node_id in {key.node_id for key in node.keys})
 
     def _score(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
-        return _scorer(self.policy(version)).score(claims)
+        folder = self.policy(version)
+        scorer = _exact_scorer(folder) if is_exact(self.stage.tolerance) else _scorer(folder)
+        return scorer.score(claims)
 
     def _learn(self) -> None:
         while (batch := self.world.batch(self.update + 1)) is not None:
@@ -218,7 +223,8 @@ class Arena:
         def keep(group: GroupDone) -> None:
             done[group.request_id] = group.samples
 
-        _engine(folder).generate([self._request(place, lease) for place, lease in enumerate(leases)], keep)
+        engine = _engine(folder, "exact" if is_exact(self.stage.tolerance) else "float32")
+        engine.generate([self._request(place, lease) for place, lease in enumerate(leases)], keep)
         return [done[str(place)] for place in range(len(leases))]
 
     def _request(self, place: int, lease: Lease) -> SampleRequest:
@@ -242,8 +248,8 @@ def claims_of(arena: Arena, node: Node) -> set[str]:
 
 
 @cache
-def _engine(folder: Path) -> TorchEngine:
-    engine = TorchEngine()
+def _engine(folder: Path, dtype: str) -> TorchEngine:
+    engine = TorchEngine(dtype=dtype)
     engine.load(folder, 0)
     return engine
 
@@ -251,6 +257,11 @@ def _engine(folder: Path) -> TorchEngine:
 @cache
 def _scorer(folder: Path) -> VersionScorer:
     return VersionScorer(folder, threads=1)
+
+
+@cache
+def _exact_scorer(folder: Path) -> ExactScorer:
+    return ExactScorer(folder, threads=1)
 
 
 def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:

@@ -15,12 +15,7 @@ from tests.adversaries import (
 )
 from tests.adversaries.nodes import Adversary
 
-AT_ONCE: tuple[type[Adversary], ...] = (
-    forging.Canned,
-    forging.OldWork,
-    forging.SentTwice,
-    forging.Copied,
-    forging.OneToken,
+OTHER_WEIGHTS: tuple[type[Adversary], ...] = (
     weights.Stale,
     weights.StalePrefilled,
     weights.Small,
@@ -29,6 +24,19 @@ AT_ONCE: tuple[type[Adversary], ...] = (
     weights.FourBitsPrefilled,
     weights.EightBits,
     weights.EightBitsPrefilled,
+)
+"""Adversaries whose weights are nearly the claimed ones, or cheaper."""
+
+OTHER_TOKENS: tuple[type[Adversary], ...] = (forging.OneToken, choosing.BestOfMany)
+"""Adversaries with the right weights, and some tokens that the seed did not dictate."""
+
+AT_ONCE: tuple[type[Adversary], ...] = (
+    forging.Canned,
+    forging.OldWork,
+    forging.SentTwice,
+    forging.Copied,
+    forging.OneToken,
+    *OTHER_WEIGHTS,
     choosing.BestOfMany,
     choosing.EarlyEnd,
     choosing.Padded,

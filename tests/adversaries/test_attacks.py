@@ -1,10 +1,12 @@
 """Each attack for a few groups on a tiny policy: noticed, unpaid, and nobody else harmed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from coordinator.audit.exact_scorer import own_class
 from tests.adversaries import choosing, forging, leasing, payloads, weights
 from tests.adversaries.__main__ import tiny
 from tests.adversaries.arena import Arena, Stage
@@ -44,6 +46,23 @@ def test_tokens_that_the_lease_did_not_dictate_are_found_at_once_and_earn_nothin
     assert result.banned
     assert result.noticed_after is not None
     assert result.noticed_after <= attack.wants, "found before the next leases were asked for"
+    assert result.gain_micros <= 0
+    assert unharmed(result)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [forging.OneToken, weights.SmallPrefilled, weights.EightBitsPrefilled],
+    ids=lambda attack: attack.__name__,
+)
+def test_in_the_exact_class_every_group_with_another_token_is_found_and_only_such_a_group(
+    attack: type[Adversary], stage: Stage
+) -> None:
+    """In bits that change no token of this tiny policy, the work is honest work."""
+    exact = replace(stage, tolerance=own_class(stage.policies[0], threads=1))
+    result = fight(attack, exact, GROUPS)[-1]
+    assert bool(result.cheats) == (attack is not weights.EightBitsPrefilled)
+    assert result.banned == bool(result.cheats)
     assert result.gain_micros <= 0
     assert unharmed(result)
 

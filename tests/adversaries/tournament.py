@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from coordinator.audit.exact_scorer import own_class
 from coordinator.base.files import write_durably
 from tests.adversaries.arena import Stage
 from tests.adversaries.campaign import Result, fight
-from tests.adversaries.catalogue import AT_ONCE, PATIENT
+from tests.adversaries.catalogue import AT_ONCE, OTHER_TOKENS, OTHER_WEIGHTS, PATIENT
 from tests.adversaries.nodes import Adversary
 
 STRICT = "torch/fp32/cpu"
@@ -37,10 +38,13 @@ class Campaign:
 
 
 def campaigns(stage: Stage, groups: int, secrets: int, only: Sequence[str]) -> list[Campaign]:
-    """Each attack in a round of the shipped class, and those with other weights in a strict one, too."""
+    """Each attack in a round of the shipped class, and those that arithmetic may hide in stricter ones, too."""
+    exact = own_class(stage.policies[0])
     made = []
     for attack in (kind for kind in AT_ONCE if not only or kind.__name__ in only):
-        classes = [stage.tolerance, STRICT] if attack.__module__.endswith(".weights") else [stage.tolerance]
+        classes = [stage.tolerance]
+        classes += [STRICT] if attack in OTHER_WEIGHTS else []
+        classes += [exact] if attack in (*OTHER_WEIGHTS, *OTHER_TOKENS) else []
         made += [Campaign(attack, tolerance, groups) for tolerance in classes]
     for patient in (kind for kind in PATIENT if not only or kind.__name__ in only):
         # One that waits is given as many groups again as it waits for.

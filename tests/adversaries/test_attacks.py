@@ -58,7 +58,7 @@ def test_tokens_that_the_lease_did_not_dictate_are_found_at_once_and_earn_nothin
 def test_in_the_exact_class_every_group_with_another_token_is_found_and_only_such_a_group(
     attack: type[Adversary], stage: Stage
 ) -> None:
-    """In bits that change no token of this tiny policy, the work is honest work."""
+    """Weights in 8 bits change no token of this tiny policy: their work is honest work."""
     exact = replace(stage, tolerance=own_class(stage.policies[0], threads=1))
     result = fight(attack, exact, GROUPS)[-1]
     assert bool(result.cheats) == (attack is not weights.EightBitsPrefilled)

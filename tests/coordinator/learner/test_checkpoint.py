@@ -233,6 +233,7 @@ def test_a_failure_of_one_ranks_machine_says_nothing_of_the_files(
     def fail(*_: object, **__: object) -> None:
         raise CheckpointException("load", {1: (failure, traceback.extract_stack())})
 
+    # torch wraps a failure of another rank so; here one process stands for both, and has no files.
     monkeypatch.setattr(checkpoint, "load", fail)
     monkeypatch.setattr(checkpoint, "require_whole", lambda _: None)
     with pytest.raises(RuntimeError if is_local else ConfigInvalid, match="read"):

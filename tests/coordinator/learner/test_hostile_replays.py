@@ -125,6 +125,7 @@ def test_a_machine_without_memory_gives_no_verdict(fetched: FetchedUpdate, monke
     def fail(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
+    # A real lack of memory would end other tests on this machine, too.
     monkeypatch.setattr("coordinator.learner.policy.TrainedPolicy.train_step", fail)
     code, said = fetched.replay()
     assert (code, "can't allocate memory" in said) == (NO_VERDICT, True)
@@ -147,7 +148,7 @@ def test_a_rank_that_waits_for_one_that_hangs_ends(
             limits.append(watchdog._seconds)
             super().__init__(device, watchdog)
 
-    monkeypatch.setattr(replaying, "Ranks", Watched)
+    monkeypatch.setattr(replaying, "Ranks", Watched)  # the real class, which tells its limit
     fetched.commit(lambda settings: settings.update(processes=processes))
     with suppress(replaying.NoVerdict):  # one process here is not two
         next(replaying.replay(fetched.folder, print))
@@ -166,6 +167,7 @@ def test_a_difference_of_unlike_machines_blames_nobody(fetched: FetchedUpdate, m
     (fetched.folder / "settings.json").write_bytes(settings_document(config, fetched.folder / "start", [ours, ours]))
     assert replaying.differences(fetched.folder) == []
 
+    # This machine has no card, and the test needs two unlike ones.
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: {"cuda:1": "small"}.get(device, "large"))
     described = {"processes": 2, "settings": {"device": "cuda"}, "machine": "large", "software": ours.software}
     (fetched.folder / "settings.json").write_text(json.dumps(described))

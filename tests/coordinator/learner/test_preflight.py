@@ -287,7 +287,7 @@ def test_launch_refuses_what_does_not_fit_before_a_key_is_made(eight_billion: Pa
 def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache of the hub, and a hub at a port where nothing listens."""
     for name, value in (("HF_HUB_CACHE", str(tmp_path / "hub")), ("ENDPOINT", "http://127.0.0.1:9")):
-        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)  # read from the environment at its import
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ LOSES = "import os, sys, time; rank = int(os.environ['RANK']); print('I am', ran
         ("", (0, 0, 0), None, ("", "I am 1", "I am 2")),
         ("rank == 2 and sys.exit(4); sys.stdin.read()", (-2, 0, 4), 2, ("", "I am 1", "I am 2")),
         (
+            # Rank 1 reports its mismatch after rank 0 has lost the others.
             "rank == 0 and sys.exit(6); time.sleep(0.2); sys.exit(4 * (rank == 1))",
             (6, 4, 0),
             1,
@@ -113,7 +114,7 @@ def test_ranks_end_with_the_first_that_fails(
 
 def test_a_launcher_that_is_told_to_end_interrupts_rank_0_and_leaves_no_files(tmp_path: Path) -> None:
     words = f"import sys; from coordinator.learner import launch; launch.GRACE_S = {GRACE_S}"
-    program = LOSES + "sys.stdin.read() if rank else time.sleep(60)"
+    program = LOSES + "sys.stdin.read() if rank else time.sleep(60)"  # rank 0 works until it is interrupted
     code = f"{words}; launch.run_quietly([sys.executable, '-c', {program!r}], 2)"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", code]

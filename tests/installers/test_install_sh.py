@@ -89,26 +89,26 @@ def test_a_script_from_a_pipe_does_not_build_what_lies_in_the_current_folder(mac
     assert not machine.program.exists()
 
 
-def test_install_update_and_uninstall(machine: Machine) -> None:
-    first = machine.run()
+def test_install_update_and_uninstall(plain_machine: Machine) -> None:
+    first = plain_machine.run()
     assert first.returncode == 0, first.stdout + first.stderr
-    assert machine.version() == "echo-swarm 1.0"
+    assert plain_machine.version() == "echo-swarm 1.0"
     assert "is not on your PATH" in first.stdout
 
-    small_wheel(machine.wheels, "1.1")
-    assert machine.run().returncode == 0
-    assert machine.version() == "echo-swarm 1.1"
-    assert machine.versions() == 2, "the one before may still be running"
+    small_wheel(plain_machine.wheels, "1.1")
+    assert plain_machine.run().returncode == 0
+    assert plain_machine.version() == "echo-swarm 1.1"
+    assert plain_machine.versions() == 2, "the one before may still be running"
 
-    keys = machine.home / ".local" / "share" / "echo-swarm"
+    keys = plain_machine.home / ".local" / "share" / "echo-swarm"
     if os.getuid() != 0:
         keys.mkdir(parents=True)
-    gone = machine.run("--uninstall")
+    gone = plain_machine.run("--uninstall")
     assert gone.returncode == 0, gone.stderr
-    assert not machine.prefix.exists()
-    assert not machine.program.exists()
+    assert not plain_machine.prefix.exists()
+    assert not plain_machine.program.exists()
     assert os.getuid() == 0 or keys.exists()
-    again = machine.run("--uninstall")
+    again = plain_machine.run("--uninstall")
     assert again.returncode == 1
     assert "Nothing is installed" in again.stderr
 
@@ -129,15 +129,17 @@ def test_commands_of_root_look_where_the_service_lives(machine: Machine, user: s
     assert found(SWARM_HOME="/elsewhere") == "/elsewhere\n"
 
 
-def test_modules_that_lie_where_root_stands_are_not_run(machine: Machine, tmp_path: Path) -> None:
+def test_modules_that_lie_where_root_stands_are_not_run(plain_machine: Machine, tmp_path: Path) -> None:
     """A user who may write to a folder in which root runs the installer, such as /tmp, must not become root."""
     lying, ran = tmp_path / "anybodys", tmp_path / "ran"
     lying.mkdir()
     for name in ("ensurepip", "venv", "pip", "zipfile", "hashlib", "pathlib"):
         (lying / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r} + chr(10))\n")
-    wheel = next(machine.wheels.iterdir())
-    command = machine.command("--engine", "none", "--sha256", hashlib.sha256(wheel.read_bytes()).hexdigest())
-    run = subprocess.run(command, cwd=lying, env=machine.environment({}), capture_output=True, text=True, check=False)
+    wheel = next(plain_machine.wheels.iterdir())
+    command = plain_machine.command("--engine", "none", "--sha256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    run = subprocess.run(
+        command, cwd=lying, env=plain_machine.environment({}), capture_output=True, text=True, check=False
+    )
     assert not ran.exists(), ran.read_text()
     assert run.returncode == 0, run.stdout + run.stderr
 

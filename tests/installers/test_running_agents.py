@@ -5,7 +5,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,12 +38,6 @@ case $1 in
 esac
 """
 
-UV = """
-# As `uv venv --seed --python PYTHON TARGET`, in a moment and without a network: pip is the tests' own.
-while [ $# -gt 1 ]; do [ "$1" != --python ] || python=$2; shift; done
-"$python" -m venv --without-pip "$1" && ln -s '{pip}' "$1"/lib/python3.*/site-packages/
-"""
-
 
 def log(machine: Machine) -> list[str]:
     return (machine.home / "agent.log").read_text().splitlines()
@@ -52,14 +45,6 @@ def log(machine: Machine) -> list[str]:
 
 def orders(machine: Machine) -> list[str]:
     return (machine.home / "orders").read_text().splitlines()
-
-
-@pytest.fixture(autouse=True)
-def quick_environments(machine: Machine) -> None:
-    pip = find_spec("pip")
-    assert pip is not None
-    assert pip.origin is not None
-    machine.put("uv", UV.format(pip=Path(pip.origin).parent))
 
 
 @pytest.fixture

@@ -2,19 +2,12 @@
 
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.installers.machine import TOOLS, Machine
+from tests.installers.machine import TOOLS, Machine, quick_uv
 from tests.installers.small_agent import small_wheel
-
-UV = """
-# As `uv venv --seed --python PYTHON TARGET`, in a moment and without a network: pip is the tests' own.
-while [ $# -gt 1 ]; do [ "$1" != --python ] || python=$2; shift; done
-"$python" -m venv --without-pip "$1" && ln -s '{pip}' "$1"/lib/python3.*/site-packages/
-"""
 
 
 @pytest.fixture
@@ -36,8 +29,5 @@ def plain_machine(tmp_path: Path) -> Machine:
 @pytest.fixture
 def machine(plain_machine: Machine) -> Machine:
     """The same, with a program named uv, which makes an environment in a moment."""
-    pip = find_spec("pip")
-    assert pip is not None
-    assert pip.origin is not None
-    plain_machine.put("uv", UV.format(pip=Path(pip.origin).parent))
+    plain_machine.put("uv", quick_uv())
     return plain_machine

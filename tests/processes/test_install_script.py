@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.installers.conftest import machine as machine
+from tests.installers.conftest import plain_machine as plain_machine
 from tests.installers.machine import Machine
 from tests.installers.small_agent import small_wheel
 from tests.processes.programs import PATIENCE_S, Swarm

@@ -19,7 +19,7 @@ from tests.processes.rounds import Coordinator, Operator, Settings, assert_ledge
 
 pytestmark = pytest.mark.processes
 
-KILLS = 5
+KILLS = 3
 LABOURERS = 4
 GROUPS_PER_UPDATE = 6
 SETTINGS: Settings = {

@@ -252,7 +252,8 @@ def marked_batches(coordinator: Coordinator, poisoner: Poisoner) -> list[int]:
     return [batch for lease, batch in found if lease in set(poisoner.forged)]
 
 
-def test_an_owner_who_is_not_banned_is_refused(coordinator: Coordinator) -> None:
+def test_an_owner_who_is_not_banned_is_refused(swarm: Swarm, policy: Path) -> None:
+    coordinator = Coordinator(swarm, training(policy), name="unbanned").start()
     labourer = Labourer(coordinator.join_string)
     labourer.node.register()
     words = command(coordinator, "retract", labourer.node.key.node_id, "--dry-run")

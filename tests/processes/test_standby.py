@@ -34,7 +34,9 @@ from tests.processes.test_forked_ledger import sees_the_log
 
 pytestmark = pytest.mark.processes
 
-LOSSES = 8
+LOSSES = (3, pytest.param(8, marks=pytest.mark.slow))
+"""Each is at a moment of its own, so that many runs of a few show as much as a run of many."""
+
 LABOURERS = 3
 PASSPHRASE = "correct horse battery"
 SETTINGS: Settings = {
@@ -122,7 +124,7 @@ class Punctual(dict[str, tuple[bytes, Verdict]]):
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Swarm]:
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
     """The programs of one test."""
     made = Swarm(tmp_path / "swarm")
     yield made
@@ -190,7 +192,8 @@ def assert_everything_published_is_there(coordinator: Coordinator, seen: Strange
             assert store.root_at(connection, checkpoint.size) == checkpoint.root
 
 
-def test_standby_copy_goes_on_after_the_machine_was_lost_at_any_moment(swarm: Swarm, policy: Path) -> None:
+@pytest.mark.parametrize("losses", LOSSES)
+def test_standby_copy_goes_on_after_the_machine_was_lost_at_any_moment(swarm: Swarm, policy: Path, losses: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -204,7 +207,7 @@ def test_standby_copy_goes_on_after_the_machine_was_lost_at_any_moment(swarm: Sw
             labourer.acknowledged = Punctual()
         trainer.start()
         follower = follow(swarm, coordinator, target)
-        for loss in range(LOSSES):
+        for loss in range(losses):
             follower.said("standby copy: at most")
             wanted = verdicts(crowd) + chance.randint(1, 12)
             until(f"{wanted} verdicts before loss {loss}", lambda: verdicts(crowd) >= wanted)  # noqa: B023  # used at once
@@ -247,10 +250,9 @@ def verdicts(crowd: list[Labourer]) -> int:
 
 @pytest.mark.slow
 def test_copy_that_lacks_published_entries_goes_on_only_after_a_gap_that_root_keys_sign(
-    fresh: Swarm, policy: Path
+    swarm: Swarm, policy: Path
 ) -> None:
     """The missing entries are listed; nodes, witnesses and `verify` accept the shorter log by the root keys alone."""
-    swarm = fresh
     coordinator = Coordinator(swarm, {**SETTINGS, **NOBODY_LEARNS}).start()
     operator = operator_of(swarm, coordinator, policy)
     operator.publish()

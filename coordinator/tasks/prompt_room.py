@@ -2,18 +2,19 @@
 
 - A prompt and everything after it share the policy's positions. In an episode these are all turns and observations, and
   `sampling.max_new_tokens` bounds them together. So a prompt may have `positions - sampling.max_new_tokens` tokens.
-- Of a round's copy, the prompts with the most bytes are encoded: the import has listed `LONGEST_KEPT` of them. Of a
-  built-in task, which has no end, these are `FIRST_PROBLEMS` train problems.
+- The `LONGEST_KEPT` prompts with the most bytes are encoded. Of a round's copy, the import has listed them. Of a
+  built-in task, which has no end, they are the longest of the first `FIRST_PROBLEMS` train problems.
 - At most `ENCODED_MAX_BYTES` are encoded, the longest prompts first. So the check takes seconds for any task.
 """
 
 import json
 from collections.abc import Iterator
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from coordinator.config import Config
 from coordinator.tasks.chat import Chat
-from coordinator.tasks.importing import longest_problems, needs_data, prompt_bytes
+from coordinator.tasks.importing import LONGEST_KEPT, longest_problems, needs_data, prompt_bytes
 from coordinator.tasks.kinds import environment_of
 from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.policy.architectures import positions_of
@@ -85,8 +86,8 @@ def _looked_at(config: Config, task: Task) -> Iterator[tuple[str, Problem]]:
     if needs_data(config):
         yield from longest_problems(config)
         return
-    first = [(f"train problem {number}", task.problem(number)) for number in range(FIRST_PROBLEMS)]
-    yield from sorted(first, key=lambda each: prompt_bytes(each[1]), reverse=True)
+    first = ((f"train problem {number}", task.problem(number)) for number in range(FIRST_PROBLEMS))
+    yield from nlargest(LONGEST_KEPT, first, key=lambda each: prompt_bytes(each[1]))
 
 
 def _shown(prompt: Prompt) -> str:

@@ -8,10 +8,12 @@ import pytest
 from coordinator.config import AuditSection
 from tests.adversaries.patience import PLANS, Gain, gain
 
+OWNERS = dict(zip(PLANS, (400, 100, 400, 100, 200, 250, 250, 1_000), strict=True))
+"""As many as each plan takes to be seen to pay where it would."""
+
 
 def played(name: str, *, forfeits: bool) -> Gain:
-    owners = 1_000 if "no window" in name or "the same" in name else 400  # these are soon banned
-    return gain(PLANS[name], owners=owners, groups=1_300, rules=AuditSection(), forfeits=forfeits)
+    return gain(PLANS[name], owners=OWNERS[name], groups=1_300, rules=AuditSection(), forfeits=forfeits)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -30,10 +32,9 @@ def test_it_would_pay_if_a_fault_took_neither_window_nor_pledge(name: str) -> No
 @pytest.mark.parametrize("stays", [200, 25], ids=["for long", "for short"])
 def test_auditors_that_are_behind_make_no_plan_pay(name: str, stays: int) -> None:
     """Rates are eased in full and as set again in turns: what was drawn less is held for longer."""
-    owners = 1_000 if "no window" in name or "the same" in name else 400
 
     def load(done: int) -> float:
         return float(done // stays % 2)
 
-    result = gain(PLANS[name], owners=owners, groups=1_300, rules=AuditSection(), load=load)
+    result = gain(PLANS[name], owners=OWNERS[name], groups=1_300, rules=AuditSection(), load=load)
     assert result.mean < 3 * result.standard_error

@@ -198,8 +198,10 @@ def round_of(model: Path, directory: Path, **learner: Any) -> Config:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A folder with nothing but the configuration of a small model."""
-    SHAPES["wide layers"].save_pretrained(tmp_path / "small")
+    """A folder with nothing but the configuration of a small model; each layer costs every simulation time."""
+    config: Any = copy.deepcopy(SHAPES["wide layers"])
+    config.num_hidden_layers, config.layer_types = 2, config.layer_types[:2]
+    config.save_pretrained(tmp_path / "small")
     return tmp_path / "small"
 
 

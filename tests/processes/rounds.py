@@ -208,13 +208,13 @@ def node_id_of(node: Program) -> str:
     return node.said(r"node started id=(\S+)")[1]
 
 
-def other_weights(policy: Path, target: Path) -> Path:
-    """Write the policy with every weight's last bits changed: no chunk of the weights is the same."""
+def other_weights(policy: Path, target: Path, mask: int = 1) -> Path:
+    """Write the policy with every weight's last bits changed by a mask: no chunk of the weights is the same."""
     shutil.copytree(policy, target)
     weights = target / "model.safetensors"
     data = bytearray(weights.read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
-    data[start::4] = bytes(byte ^ 1 for byte in data[start::4])
+    data[start::4] = bytes(byte ^ mask for byte in data[start::4])
     weights.write_bytes(data)
     return target
 

@@ -1,4 +1,4 @@
-"""The demo's command, small: it runs to its end and tells the truth, and Ctrl-C leaves nothing behind."""
+"""The demo's command, small: it runs to its end, tells the truth and keeps secrets; Ctrl-C leaves nothing behind."""
 
 import json
 from pathlib import Path
@@ -45,6 +45,8 @@ SETTINGS = {
     "publish.chunk_size_bytes": 1024,
 }
 
+PUBLIC = {"public", "metadata", "blobs"}
+
 
 def demo(swarm: Swarm, name: str, policy: Path, *options: str) -> Program:
     """Start the demo with a policy so small that it needs no warm start."""
@@ -68,13 +70,17 @@ def posted_by_name(folder: Path) -> dict[str, int]:
         engine.dispose()
 
 
-def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
-    swarm: Swarm, policy: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.json"
-    program = demo(swarm, "whole", policy, "--seed", "7", "--nodes", "3", "--json", str(out))
+@pytest.fixture(scope="module")
+def whole(swarm: Swarm, policy: Path) -> Program:
+    """A demo that has run to its end."""
+    program = demo(swarm, "whole", policy, "--seed", "7", "--nodes", "3", "--json", str(swarm.folder / "out.json"))
     assert program.process.wait(timeout=600) == 0, program.output
-    summary: dict[str, Any] = json.loads(out.read_text())
+    return program
+
+
+def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(swarm: Swarm, whole: Program) -> None:
+    program = whole
+    summary: dict[str, Any] = json.loads((swarm.folder / "out.json").read_text())
 
     assert sorted(summary) == sorted(KEYS)
     assert summary["seed"] == 7
@@ -98,6 +104,22 @@ def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
     assert "swarm-coordinator init round.toml" in program.output
     assert "Traceback" not in program.log
     until("every process of it to be gone", lambda: not swarm.members())
+
+
+@pytest.mark.usefixtures("whole")
+def test_others_may_serve_what_is_public_of_its_round_and_read_nothing_else(swarm: Swarm) -> None:
+    """Other users of the coordinator's machine."""
+    folder = swarm.folder / "whole" / "round"
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {*PUBLIC, "keys", "logs", "uploads", "learner", "auditors", "state.db"}
+    for path in (folder, *folder.rglob("*")):
+        mode, inner = path.lstat().st_mode, path.relative_to(folder)
+        if path.is_symlink():
+            continue
+        if path == folder or inner.parts[0] in PUBLIC:
+            assert mode & 0o004, path
+        else:
+            assert not mode & 0o077, path
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from protocol.policy.chunks import digest
+from tests.processes.light_node import at_work
 from tests.processes.programs import Swarm, until
-from tests.processes.rounds import Coordinator, Settings, held, join, mirror, node_id_of, operator_of, other_weights
+from tests.processes.rounds import Coordinator, Settings, held, mirror, node_id_of, operator_of, other_weights
 
 pytestmark = pytest.mark.processes
 
@@ -46,10 +47,9 @@ def test_mirrors_fetch_every_version_pass_it_on_and_stay_out_of_the_market(swarm
     assert coordinator.leases() == {}
     assert coordinator.status()["nodes"] == 3
 
-    worker = join(swarm, "worker", coordinator.join_string)
-    coordinator.reaches("nodes", 4)
-    until("the worker beside the mirrors to be credited", coordinator.accepted_groups)
-    worker.interrupt()
+    with at_work(coordinator.join_string):
+        coordinator.reaches("nodes", 4)
+        until("the worker beside the mirrors to be credited", coordinator.accepted_groups)
     operator.client.finish()
     first.interrupt()
     assert first.process.returncode == 0

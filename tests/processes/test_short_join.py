@@ -98,7 +98,7 @@ def test_nobody_at_the_address_is_named(tmp_path: Path) -> None:
     assert preview(tmp_path, "no host!", "--phrase", WRONG).returncode == 2
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2), ("", 2)])
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), pytest.param("n", 2, marks=pytest.mark.slow), ("", 2)])
 def test_in_a_terminal_the_owner_is_asked(join: JoinString, tmp_path: Path, answer: str, code: int) -> None:
     ours, theirs = pty.openpty()
     full = [script("swarm-node"), "join", host_of(join), "--dry-run", "--home", str(tmp_path)]

@@ -5,14 +5,15 @@
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.coordinator.object_store import BUCKET, object_store
 from tests.processes.impostor import Impostor
-from tests.processes.nginx import start_nginx
+from tests.processes.nginx import NGINX, start_nginx
 from tests.processes.programs import Program, Swarm, free_address, until
 from tests.processes.rounds import Coordinator, join, operator_of, other_weights
 from tests.swarm_node.web import Web, lies, redirects_to
@@ -34,7 +35,7 @@ def nginx(swarm: Swarm, root: Path, address: str) -> Program:
     return start_nginx(swarm, folder, f"server {{ listen {address}; root {root}; }}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bad() -> Iterator[list[Web]]:
     """An origin that lies, and one that would lead nodes elsewhere."""
     made = [Web(lies), Web(redirects_to("http://127.0.0.1:1/"))]
@@ -48,7 +49,7 @@ class Scene:
 
     def __init__(self, swarm: Swarm, policy: Path, folder: Path, origins: list[str], **publish: object) -> None:
         swarm.folder = folder
-        self._swarm = swarm
+        self._swarm, self._policy = swarm, policy
         self.coordinator = Coordinator(
             swarm,
             {
@@ -69,9 +70,11 @@ class Scene:
         anchor = self.coordinator.join_string.partition("#")[2]
         return join(self._swarm, "node", f"{self.wall.url}#{anchor}")
 
-    def publish_other_weights(self) -> None:
-        self._operator.policy = other_weights(self._operator.policy, self._swarm.folder / "changed")
-        self._operator.publish(1)
+    def publish_other_weights(self) -> int:
+        """Publish a version of which no chunk is known; return its number."""
+        version = self._operator.client.state().newest_version + 1
+        self._operator.policy = other_weights(self._policy, self._swarm.folder / f"changed-{version}", version)
+        return self._operator.publish(version - 1)
 
     def end(self, node: Program) -> None:
         """End both programs in time."""
@@ -86,39 +89,51 @@ def fetches(node: Program, version: int) -> None:
     node.said(f"version loaded version={version} ")
 
 
-@pytest.mark.parametrize("server", [pytest.param(python_server, marks=pytest.mark.slow), nginx])
-def test_a_version_comes_from_a_static_server_alone(
-    server: Callable[[Swarm, Path, str], Program],
-    swarm: Swarm,
-    policy: Path,
-    bad: list[Web],
-    tmp_path: Path,
-) -> None:
-    address = free_address()
-    scene = Scene(swarm, policy, tmp_path, [*(web.url for web in bad), f"http://{address}"])
-    server(swarm, scene.public, address)
-    node = scene.join()
-    fetches(node, 1)
-    scene.publish_other_weights()
-    fetches(node, 2)
+@dataclass(frozen=True)
+class Served:
+    """A scene whose good origin is a static server, beside bad ones; its tests run in the order of this file."""
+
+    scene: Scene
+    node: Program
+    server: Program
+    address: str
+
+
+@pytest.fixture(scope="module", params=[pytest.param(python_server, marks=pytest.mark.slow), nginx])
+def served(
+    request: pytest.FixtureRequest, policy: Path, bad: list[Web], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    swarm, address = Swarm(tmp_path_factory.mktemp("static")), free_address()
+    scene = Scene(swarm, policy, swarm.folder, [*(web.url for web in bad), f"http://{address}"])
+    start = request.param if NGINX else python_server
+    server = start(swarm, scene.public, address)
+    yield Served(scene, scene.join(), server, address)
+    swarm.close()
+
+
+def test_a_version_comes_from_a_static_server_alone(served: Served, bad: list[Web]) -> None:
+    fetches(served.node, 1)
+    fetches(served.node, served.scene.publish_other_weights())
     assert all(sum(web.asked.values()) for web in bad)
-    assert not [line for line in node.log.splitlines() if "work stopped" in line]
-    scene.end(node)
+    assert not [line for line in served.node.log.splitlines() if "work stopped" in line]
 
 
-def test_a_version_comes_from_a_static_server_while_the_coordinator_says_nothing(
-    swarm: Swarm, policy: Path, tmp_path: Path
-) -> None:
-    address = free_address()
-    scene = Scene(swarm, policy, tmp_path, [f"http://{address}"])
-    python_server(swarm, scene.public, address)
-    node = scene.join()
-    fetches(node, 1)
-    scene.wall.blocked = "/"
-    scene.publish_other_weights()
-    fetches(node, 2)
-    assert not [line for line in node.log.splitlines() if "work stopped" in line]
-    scene.end(node)
+def test_a_version_comes_from_a_static_server_while_the_coordinator_says_nothing(served: Served) -> None:
+    wall = served.scene.wall
+    blocked, wall.blocked = wall.blocked, "/"
+    fetches(served.node, served.scene.publish_other_weights())
+    wall.blocked = blocked
+    assert not [line for line in served.node.log.splitlines() if "work stopped" in line]
+
+
+def test_an_origin_that_dies_is_replaced_by_the_coordinator(served: Served) -> None:
+    served.scene.wall.blocked = ""
+    served.server.kill()
+    version = served.scene.publish_other_weights()
+    served.node.said(f"version loaded version={version} ")
+    skipped = f"origin skipped url=http://{served.address}"
+    until("the node to have passed the dead origin over", lambda: skipped in served.node.log)
+    served.scene.end(served.node)
 
 
 def test_a_version_comes_from_an_object_store_alone(
@@ -142,16 +157,3 @@ def test_a_version_comes_from_an_object_store_alone(
 
 def _text(path: Path) -> str:
     return path.read_bytes().decode(errors="replace")
-
-
-def test_an_origin_that_dies_is_replaced_by_the_coordinator(swarm: Swarm, policy: Path, tmp_path: Path) -> None:
-    address = free_address()
-    scene = Scene(swarm, policy, tmp_path, [f"http://{address}"])
-    static = python_server(swarm, scene.public, address)
-    node = scene.join(blocked="")
-    node.said("version loaded version=1 ")
-    static.kill()
-    scene.publish_other_weights()
-    node.said("version loaded version=2 ")
-    until("the node to have passed the dead origin over", lambda: "origin skipped" in node.log)
-    scene.end(node)

@@ -33,6 +33,9 @@ ENDS_WITHIN_S = 15.0
 _MARK = "ECHO_SWARM_TEST"
 _POLL = threading.Event()
 
+_POLL_S = 0.1
+"""The pause between two looks. Each may cost a coordinator the computation of its status, or a copy of its store."""
+
 
 def words_of(process: psutil.Process) -> list[str]:
     """Return a process's command line; empty if it has ended since it was listed."""
@@ -49,7 +52,7 @@ def until(what: str, look: Callable[[], T], *, within_s: float = PATIENCE_S) -> 
     while not (result := look()):
         if time.monotonic() > deadline:
             pytest.fail(f"Waited {within_s:g} s for {what}; last seen: {result!r}")
-        _POLL.wait(0.05)
+        _POLL.wait(_POLL_S)
     return result
 
 

@@ -25,8 +25,9 @@ settings.load_profile("house")
 LONGEST = (
     "tests/coordinator/learner/test_preflight.py",
     "tests/coordinator/learner/test_ranks.py",
+    "tests/processes/test_demo.py",
     "tests/architectures/test_matrix.py",
-    "tests/adversaries/test_patience.py",
+    "tests/swarm_node/engine/test_hostile_tokenizers.py",
     "tests/coordinator/audit/test_auditor.py",
     "tests/real/test_canary.py",
     "tests/coordinator/config/test_examples.py",

@@ -30,8 +30,6 @@ ONE_OF_EACH_KIND = {
     "normalizer Replace, backtracking",
     "normalizer Prepend",
     "normalizer Sequence, nested",
-    "normalizer NFKD",
-    "pre-tokenizer ByteLevel",
     "pre-tokenizer Split, backtracking",
     "post-processor TemplateProcessing",
     "padding to a fixed length",

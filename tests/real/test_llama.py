@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,13 +28,19 @@ def version(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.fixture(scope="module")
+def model(version: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(version, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("dtype", NATS_MEAN)
-def test_it_gives_its_canary_and_samples_with_the_log_probabilities_of_the_model(version: Path, dtype: str) -> None:
+def test_it_gives_its_canary_and_samples_with_the_log_probabilities_of_the_model(
+    version: Path, model: Any, dtype: str
+) -> None:
     engine, tokenizer = LlamaEngine(dtype=dtype), AutoTokenizer.from_pretrained(version)
     engine.load(version, 1)  # refused if the canary is wrong
     prompt = tokenizer.encode("The capital of France is")
     (group,) = sample(engine, asked(prompt, samples=4, max_new_tokens=16)).values()
-    model = AutoModelForCausalLM.from_pretrained(version, dtype=torch.float32)
     errors = []
     for one in group:
         tokens = torch.tensor(unpack_tokens(one.tokens).tolist())

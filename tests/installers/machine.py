@@ -1,10 +1,14 @@
 """A machine for install.sh: a home of its own, few programs on its PATH, and no network."""
 
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+from tests.installers.small_agent import small_wheel
 
 SCRIPT = Path(__file__).resolve().parents[2] / "installers" / "install.sh"
 NEEDED = ("sh", "env", "uname", "id", "ldd", "grep", "sed", "tr", "head", "tail", "cut", "awk", "df", "dirname", "date")
@@ -70,3 +74,18 @@ class Machine:
         tool.unlink(missing_ok=True)
         tool.write_text(f"#!/bin/sh\n{script}\n")
         tool.chmod(0o755)
+
+
+def make_machine(folder: Path) -> Machine:
+    """Make a machine in a folder, with version 1.0 to be had."""
+    tools = folder / "tools"
+    tools.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name)
+        assert found is not None, name
+        (tools / name).symlink_to(found)
+    (tools / "python3").symlink_to(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info[1]}")
+    home = folder / "home"
+    home.mkdir()
+    small_wheel(folder / "wheels", "1.0")
+    return Machine(home, folder / "wheels", tools)

@@ -9,7 +9,7 @@ from coordinator.config import AuditSection
 from tests.adversaries.patience import PLANS, Gain, gain
 
 OWNERS = dict(zip(PLANS, (400, 100, 400, 100, 200, 250, 250, 1_000), strict=True))
-"""As many as each plan takes to be seen to pay where it would."""
+"""Owners of each plan: as many as it takes to be seen to pay where it would."""
 
 
 def played(name: str, *, forfeits: bool) -> Gain:

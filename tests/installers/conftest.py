@@ -15,6 +15,6 @@ def plain_machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def machine(plain_machine: Machine) -> Machine:
-    """The same, with a program named uv, which makes an environment in a moment."""
+    """A machine with a program named uv, which makes an environment in a moment."""
     plain_machine.put("uv", quick_uv())
     return plain_machine

@@ -80,13 +80,6 @@ def test_the_list_of_rounds_starts_without(home: Path) -> None:
     assert not loaded & NEVER
 
 
-def test_a_round_starts_without_a_client_that_securesystemslib_would_import(tmp_path: Path) -> None:
-    (file := tmp_path / "round.toml").write_text("[round]\nlisten = 7\n")
-    loaded = imports("swarm-coordinator", "launch", str(file), said="round.listen")
-    assert "securesystemslib.signer._aws_signer" in loaded
-    assert "botocore" not in loaded, "boto3 was imported, not only asked for"
-
-
 def test_plan_and_check_of_settings_start_without() -> None:
     demo, figures = str(ROOT / "examples" / "demo.toml"), ("--train-s", "60", "--group-s", "55", "--broadcast-s", "20")
     assert not imports("swarm-coordinator", "plan", demo, *figures, said="node") & (NEVER | CLIENTS)

@@ -37,6 +37,7 @@ from protocol import limits
 from protocol.errors import AuditFailed
 from protocol.policy import architectures, model_config
 from protocol.work.sampling import uniforms
+from swarm_exact import cards
 
 BODY_TOKENS_MAX = 4096
 """The tokens of prompts and completions in one pass; one sample may be longer. More are not faster on a CPU."""
@@ -72,8 +73,6 @@ class VersionScorer:
     ) -> None:
         if threads:
             torch.set_num_threads(threads)  # for the whole process: all its versions share them
-        if device != "cpu":  # TF32 products have only ten bits
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self._moved = moved
         try:
             self._model = load_policy(folder, getattr(torch, dtype) if isinstance(dtype, str) else dtype, device)
@@ -263,6 +262,7 @@ def load_policy(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Return the model of a policy folder. Nothing is downloaded, and no code or pickle of the folder is run."""
     # A progress bar would be mixed with the findings.
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates only a part of its functions
+    cards.compute_in_full(torch.device(device))
     with without_adapter(folder) as base:
         require_borne_out(base)
         stored = weights.matrix_types(weights.weight_files(base))

@@ -116,9 +116,9 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
     estimates: dict[TrainSettings, memory.Estimate] = {}
 
     def estimate(**changes: Any) -> memory.Estimate:
-        settings = replace(train_settings(config), **changes)
+        settings = replace(train_settings(config), device=device, **changes)
         if settings not in estimates:
-            estimates[settings] = memory.estimate(config, simulations, prompt=prompt, **changes)
+            estimates[settings] = memory.estimate(config, simulations, prompt=prompt, device=device, **changes)
         return estimates[settings]
 
     checkpoints = memory.kept_checkpoints(config)
@@ -144,7 +144,8 @@ def plan_only(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
     from coordinator.learner import memory
 
     device = "cuda" if config.learner.device == "cpu" else config.learner.device
-    estimate = memory.estimate(config, memory.Simulations(memory.described(config)), prompt=prompt)
+    simulations = memory.Simulations(memory.described(config))
+    estimate = memory.estimate(config, simulations, prompt=prompt, device=device)
     versions, checkpoints = memory.kept_versions(config), memory.kept_checkpoints(config)
     plan = _figures(estimate.footprint(cards.count, device=device, versions=versions, checkpoints=checkpoints), cards)
     return {

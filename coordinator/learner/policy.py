@@ -35,11 +35,12 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.state_root import state_root
 from coordinator.model.batch import Tensors, collate, minibatches, pieces
-from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported
+from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported, sums_in_order
 from coordinator.model.loading import keep_as_published, load_model
 from coordinator.model.lora import TARGETS, Adapters
 from protocol.policy import adapter, canary
 from protocol.work.learning import TrainingGroup
+from swarm_exact import cards
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class TrainedPolicy:
         self._ranks = ranks or Ranks(settings.device)
         described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         require_supported(described)
+        cards.compute_in_full(self._ranks.device)
+        cards.compute_repeatably(self._ranks.device, strictly=sums_in_order(described))
         self._published_dtype: torch.dtype = described.dtype or torch.float32
         self.model = self._load(folder, trained=not settings.lora_rank)
         self._reference = self._load(folder, trained=False) if settings.algorithm.beta else None

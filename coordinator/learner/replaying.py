@@ -43,6 +43,7 @@ from protocol.policy import adapter, architectures, chunks, model_config
 from protocol.policy.folder import kind_of
 from protocol.text.plain import one_line
 from protocol.work.learning import KeptBatch
+from swarm_exact import cards
 
 Say = Callable[[str], None]
 
@@ -182,6 +183,8 @@ def differences(folder: Path) -> list[str]:
     several = [f"the order in which {processes} cards add may depend on how they are connected"] * (
         several_cards and processes > CONNECTED_MAX
     )
+    if device != "cpu" and not cards.repeats():
+        several.append("this card adds some numbers of this model in no fixed order")
     return several + [
         one_line(f"{name} is {here.get(name)} here and {there[name]} there")[:300]
         for name in there

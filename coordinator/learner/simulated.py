@@ -37,7 +37,7 @@ from coordinator.model.forward import (
 )
 from coordinator.model.loading import class_of, keep_as_published
 from coordinator.model.lora import TARGETS, Adapters
-from coordinator.model.packing import IMPLEMENTATION
+from coordinator.model.packing import IMPLEMENTATION, imitating_card
 from coordinator.model.products import Products
 from protocol.policy import canary
 
@@ -157,7 +157,8 @@ class SimulatedPolicy:
             loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
         try:
-            return self._peak(work)
+            with nullcontext() if settings.device == "cpu" else imitating_card():
+                return self._peak(work)
         finally:
             # Layers are computed twice in training mode only, which requests a gradient of the embeddings.
             self.model.eval()

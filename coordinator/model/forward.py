@@ -49,6 +49,14 @@ def require_supported(config: Any) -> None:
         raise ConfigInvalid(f"The learner cannot train this policy: {reason}.", hint=HINT)
 
 
+def sums_in_order(config: Any) -> bool:
+    """Return True if a card can compute this model in a fixed order: that of experts and of carried states is not."""
+    text = config.get_text_config()
+    experts = any("experts" in name and isinstance(value, int) and value > 1 for name, value in vars(text).items())
+    carries = any(name.startswith("mamba") for name in vars(text))
+    return not experts and not carries and set(getattr(text, "layer_types", None) or ()) <= PACKED_LAYERS
+
+
 def prepare(model: Any, *, gradient_checkpointing: bool = False) -> None:
     """Choose how the model computes many samples at once, and check that the results equal those of each alone."""
     if gradient_checkpointing:
@@ -145,6 +153,7 @@ def completion_logprobs(
     model: Any, data: Tensors, chosen: torch.Tensor, products: Products
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'], 0 at padding."""
+    chosen = chosen.cpu()  # FSDP moves a method's tensors to the card, and those of `data` stay
     dtype = torch.bfloat16 if products.dtype == "bfloat16" else torch.float32
     # Autocast's cache would keep a bf16 copy of all weights during the whole piece, so it is off.
     with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):

@@ -13,6 +13,9 @@
   the usual one.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,6 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from coordinator.model.batch import Tensors
+from swarm_exact.cards import repeat_heads
 
 IMPLEMENTATION = "shared_prompts"
 
@@ -31,6 +35,19 @@ WINDOW = "window_when_packed"
 
 PADDED_MAX = 2**13
 """The largest rectangle that is not split, however much of it is padding: more calls would cost more."""
+
+
+_imitates_card: ContextVar[bool] = ContextVar("imitates_card", default=False)
+
+
+@contextmanager
+def imitating_card() -> Iterator[None]:
+    """Compute attention as on a graphics card in this block, to measure the memory that it takes there."""
+    before = _imitates_card.set(True)
+    try:
+        yield
+    finally:
+        _imitates_card.reset(before)
 
 
 @dataclass(frozen=True)
@@ -211,6 +228,8 @@ def _attend(
     """Compute attention of [R, heads, Q, D] to [R, kv_heads, K, D]: → [R, Q, heads, D]; causal if `visible` is None."""
     cap, sinks = extras.get("softcap"), extras.get("s_aux")
     grouped = query.shape[1] != key.shape[1]
+    if grouped and (query.is_cuda or _imitates_card.get()):
+        key, value, grouped = repeat_heads(key, query), repeat_heads(value, query), False
     if cap is None and sinks is None:
         values: torch.Tensor = scaled_dot_product_attention(
             query, key, value, attn_mask=visible, is_causal=visible is None, scale=scale, enable_gqa=grouped

@@ -11,6 +11,7 @@ import torch
 from protocol.errors import EngineFailed
 from protocol.policy import architectures
 from protocol.work.lease import EXACT
+from swarm_exact import cards
 from swarm_exact import shape as model_shape
 from swarm_node.engine.decoder import Decoder
 from swarm_node.engine.engine import Engine
@@ -40,6 +41,7 @@ class TorchEngine(Engine):
         super().__init__(slots, turns_max_bytes=turns_max_bytes)
         self._device = torch.device(default_device() if device == "auto" else device)
         self._dtype = dtype
+        cards.compute_in_full(self._device)
 
     load = torch.inference_mode()(Engine.load)
     step = torch.inference_mode()(Engine.step)

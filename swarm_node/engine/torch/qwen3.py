@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
+from swarm_exact.cards import repeat_heads
 from swarm_exact.matrices import Layer, PolicyWeights
 from swarm_exact.shape import ModelShape
 from swarm_node.engine.decoder import SavedRow
@@ -70,6 +71,8 @@ class Qwen3:
             self._cache[number, 1, first:last, :, :longest] = value[owners]
             # Leftovers of an earlier sample are masked, but a masked NaN is still NaN.
             self._cache[number, :, first:last, :, longest:] = 0
+            if self.device.type == "cuda" and self.dtype == torch.float32:
+                key, value = repeat_heads(key, query), repeat_heads(value, query)
             mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
             hidden = self._finish(layer, hidden, mixed.transpose(1, 2).flatten(2))
         self._lengths[first:last] = lengths[owners]
@@ -141,9 +144,10 @@ class Qwen3:
             keys, values = self._cache[number, 0, first:last], self._cache[number, 1, first:last]
             keys[everyone, :, places] = key
             values[everyone, :, places] = value
-            mixed = scaled_dot_product_attention(
-                query.transpose(1, 2), keys[:, :, :width], values[:, :, :width], attn_mask=mask, enable_gqa=True
-            )
+            query, keys, values = query.transpose(1, 2), keys[:, :, :width], values[:, :, :width]
+            if self.device.type == "cuda":
+                keys, values = repeat_heads(keys, query), repeat_heads(values, query)
+            mixed = scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
             hidden = self._finish(layer, hidden, mixed.transpose(1, 2).flatten(2))
         self._lengths[first:last] = starts + counts
         self._rows, self._width = last, max(self._width, width)

@@ -1,5 +1,6 @@
 """Packed samples say what they would say apart: on every family, at every cut, with their gradients."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import Tensors, collate
-from coordinator.model.forward import completion_logprobs, packs, prepare
+from coordinator.model.forward import completion_logprobs, packs, prepare, sums_in_order
 from coordinator.model.head import CHUNK_BYTES, body_of, chunk_rows, selected_logprobs
+from coordinator.model.packing import imitating_card
 from protocol.errors import ConfigInvalid
 from tests.architectures import zoo
 from tests.coordinator.learner.groups import UNEQUAL, group
@@ -74,6 +76,47 @@ def test_families_with_shared_key_heads(config: Any) -> None:
     for place, row in enumerate((0, 3, 5)):
         expected = apart(model, data, row)
         assert (packed[place, : len(expected)] - expected).abs().max() < 1e-5
+
+
+class OnCard(torch.Tensor):
+    """Numbers of samples as FSDP passes them to a method on a card: torch refuses to index the host's tensors by them."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.cpu:
+            raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+        with torch._C.DisableTorchFunctionSubclass():
+            return args[0].as_subclass(torch.Tensor)
+
+
+def test_samples_may_be_chosen_by_numbers_on_a_card(policy_folder: Path) -> None:
+    model, data, chosen = qwen3(policy_folder), collate(UNEQUAL), torch.tensor([0, 3, 5])
+    prepare(model)
+    expected, _ = completion_logprobs(model, data, chosen, PLAIN.products)
+    moved, _ = completion_logprobs(model, data, chosen.as_subclass(OnCard), PLAIN.products)
+    assert torch.equal(moved, expected)
+
+
+def test_attention_as_on_a_card_changes_no_logprob_and_no_gradient(policy_folder: Path) -> None:
+    model, data, found = qwen3(policy_folder), collate(UNEQUAL), []
+    prepare(model)
+    for way in (nullcontext(), imitating_card()):
+        with way:
+            logprobs, _ = completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN.products)
+            model.zero_grad()
+            logprobs.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        found.append([logprobs, *(weight.grad.clone() for weight in model.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_order"),
+    [("Qwen3", True), ("Gemma 3", True), ("Mixtral", False), ("Qwen3.5", False), ("Granite 4 (hybrid)", False)],
+)
+def test_a_card_has_no_fixed_order_for_experts_and_carried_states(name: str, in_order: bool) -> None:
+    """torch would refuse to count the tokens of experts, and to add up what a layer carries from place to place."""
+    assert sums_in_order(zoo.make_config(name)) is in_order
 
 
 @pytest.mark.parametrize("padded", [0, 8, 40])

@@ -5,12 +5,47 @@
 """
 
 import os
+import re
+from collections.abc import Sequence
 
 import torch
 import torch.utils.deterministic
 
+from protocol.text.plain import one_line
+
+BUILT_FOR = re.compile(r"(sm|compute)_(\d{2,3})")
+"""A kind of code in a build of torch; names with a letter, such as sm_90a, are for one card only."""
+
 CUBLAS_WORKSPACE = ":4096:8"
 """Eight buffers of 4 MiB: one of the two sizes with which cuBLAS adds in the same order each time."""
+
+
+def reason_to_refuse(device: torch.device) -> str:
+    """Return why torch cannot compute on this card; empty if it can, or if the device is no card of CUDA or ROCm."""
+    if device.type != "cuda":
+        return ""
+    try:
+        torch.cuda.init()
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            return f"torch finds {count} cards, and {device} is not one of them"
+        capability, name = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device)
+    except (RuntimeError, AssertionError) as error:  # without CUDA, torch fails an assertion
+        return one_line(str(error))[:300].rstrip(".")
+    return "" if torch.version.hip else lack_of_code(name, capability, torch.cuda.get_arch_list())
+
+
+def lack_of_code(name: str, capability: tuple[int, int], built_for: Sequence[str]) -> str:
+    """Return why a build of torch has no code for an NVIDIA card; empty if it has, or if the build does not say.
+
+    Code `sm_XY` runs on cards of the same generation X from Y on; `compute_XY` is compiled for any later card.
+    """
+    known = [(match[1], divmod(int(match[2]), 10)) for each in built_for if (match := BUILT_FOR.fullmatch(each))]
+    fits = [built <= capability and (kind == "compute" or built[0] == capability[0]) for kind, built in known]
+    if not known or any(fits):
+        return ""
+    older = " Builds for CUDA 12.6 have code for older cards." if capability < min(built for _, built in known) else ""
+    return f"this build of torch has no code for {name} (compute capability {capability[0]}.{capability[1]}).{older}"
 
 
 def compute_in_full(device: torch.device) -> None:

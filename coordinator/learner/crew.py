@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from coordinator.base.files import sync
 from coordinator.config import Config
 from coordinator.learner import checkpoint, playing
@@ -34,6 +36,11 @@ from protocol.work.learning import TrainingGroup
 log = logging.getLogger(__name__)
 
 OVER = "over"
+
+OUT_OF_MEMORY = (
+    "The graphics card has too little memory for %r. It will fail again at the same place: lower "
+    "learner.micro_batch_tokens (now %d), set learner.gradient_checkpointing = true, or end other programs on the card."
+)
 
 
 def _silent(_fraction: float, _text: str) -> None:
@@ -158,7 +165,11 @@ class Crew:
 
     def _do(self, action: str, *values: Any) -> Any:
         with self._ranks.watchdog.watching():
-            return self._ACTIONS[action](self, *values)
+            try:
+                return self._ACTIONS[action](self, *values)
+            except torch.OutOfMemoryError:
+                log.error(OUT_OF_MEMORY, action, self._config.learner.micro_batch_tokens)
+                raise
 
     def _train(self, groups: tuple[TrainingGroup, ...]) -> UpdateResult:
         return self.policy.train_step(groups)

@@ -173,10 +173,16 @@ def _free_on_cards(device: str, ranks: int) -> int | None:
         return None
     import torch
 
-    there = torch.cuda.device_count()
-    if ranks > there:
-        raise ConfigInvalid(f"learner.processes is {ranks}, and this machine has {there} cards.")
+    from swarm_exact import cards
+
     chosen = range(ranks) if ranks > 1 else [torch.device(device).index or 0]
+    for number in chosen:
+        if reason := cards.reason_to_refuse(torch.device("cuda", number)):
+            raise ConfigInvalid(
+                f"learner.device is {device}, learner.processes {ranks}: {reason.rstrip('.')}.",
+                hint="`nvidia-smi` shows the cards. Install the driver and the build of torch for them, or set "
+                'learner.device = "cpu".',
+            )
     free = min(torch.cuda.mem_get_info(number)[0] for number in chosen)
     return Cards(device, free, ranks).usable_bytes
 

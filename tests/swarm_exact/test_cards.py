@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from swarm_exact.cards import repeat_heads
+from swarm_exact.cards import lack_of_code, reason_to_refuse, repeat_heads
 
 PROGRAM = """
 import torch
@@ -40,6 +40,35 @@ def test_a_card_computes_in_full_precision_and_repeatably_whatever_its_container
         "highest False False 1 False False",
         "highest False False 2 False True",
     ]
+
+
+CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "older"),
+    [("NVIDIA GeForce GTX 1080", (6, 1), True), ("Tesla V100-SXM2-32GB", (7, 0), True), ("Thor", (11, 0), False)],
+)
+def test_a_card_without_code_in_this_build_is_refused(name: str, capability: tuple[int, int], older: bool) -> None:
+    reason = lack_of_code(name, capability, CUDA_13)
+    assert name in reason
+    assert ("CUDA 12.6" in reason) is older
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 3), (12, 0), (12, 1), (13, 0)])
+def test_a_card_runs_code_of_its_generation_and_code_that_is_compiled_for_it(capability: tuple[int, int]) -> None:
+    assert lack_of_code("a card", capability, CUDA_13) == ""
+
+
+def test_code_for_one_card_only_is_not_counted() -> None:
+    assert lack_of_code("a card", (9, 0), ("sm_80", "sm_90a")) != ""
+    assert lack_of_code("a card", (9, 0), ()) == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a card refuses none")
+def test_a_machine_without_a_card_says_why() -> None:
+    assert reason_to_refuse(torch.device("cpu")) == ""
+    assert reason_to_refuse(torch.device("cuda")) != ""
 
 
 def test_repeated_heads_attend_like_shared_ones() -> None:

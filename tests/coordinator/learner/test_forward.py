@@ -79,7 +79,7 @@ def test_families_with_shared_key_heads(config: Any) -> None:
 
 
 class OnCard(torch.Tensor):
-    """Numbers of samples as FSDP passes them to a method on a card: torch refuses to index the host's tensors by them."""
+    """Numbers of samples as FSDP passes them to a method on a card: they index no tensor of the host."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -22,9 +22,10 @@ from coordinator.learner.memory import Estimate, LargestBatch, Simulations, desc
 from coordinator.learner.memory_plan import GIB
 from coordinator.learner.memory_plan import parse as parse_cards
 from coordinator.learner.policy import TrainedPolicy
-from coordinator.learner.preflight import FreeBytes, refusal
+from coordinator.learner.preflight import FreeBytes, refusal, this_machine
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.forward import prepare
+from coordinator.model.packing import imitating_card
 from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import group
 from tests.live_bytes import live_bytes
@@ -122,6 +123,28 @@ MEASURED = [
     ("five layers", "all weights, moments in bf16"),  # fewer layers than those of which some are measured
     ("many layers", "all weights, one piece"),
 ]
+
+
+def test_attention_on_a_card_is_predicted_with_its_repeated_heads(tmp_path: Path) -> None:
+    folder = make_other_policy(tmp_path / "start", SHAPES["wide layers"], dtype=torch.bfloat16)
+    policy, on_card = (
+        TrainedPolicy(folder, PLAIN),
+        Estimate(simulations("wide layers"), replace(PLAIN, device="cuda"), BATCH).footprint(1, device="cuda"),
+    )
+    policy.train_step(GROUPS)  # before it, there are no moments
+    held = tensor_bytes(policy)
+    with live_bytes() as update, imitating_card():
+        policy.train_step(GROUPS)
+    beside = Estimate(simulations("wide layers"), PLAIN, BATCH)._beside
+    on_cpu = Estimate(simulations("wide layers"), PLAIN, BATCH).footprint(1, device="cpu")
+    assert on_card.phases["forward and backward"] > on_cpu.phases["forward and backward"]
+    assert on_card.phases["forward and backward"] == pytest.approx(held + update.peak + beside, rel=0.1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a card may have room")
+def test_a_learner_on_a_card_that_torch_cannot_use_is_refused_with_the_reason(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"learner\.device is cuda.*(NVIDIA|CUDA)"):
+        this_machine(round_of(small, tmp_path / "round"), auditor=False)
 
 
 @pytest.mark.parametrize(("shape", "way"), MEASURED)

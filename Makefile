@@ -126,9 +126,13 @@ test-suites: $(SUITES)/.installed  ## lm-eval, inspect-ai and lighteval against 
 	@$(SUITES)/bin/python -m pytest tests/suites $(ARGS)
 
 # On a machine with a GPU: GPU_PYTHON=python3, whose torch has CUDA. What else is needed goes to .venv-gpu, from wherever
-# pip is told to find it; without a network, from a folder of wheels (PIP_NO_INDEX=1 PIP_FIND_LINKS=folder).
+# pip is told to find it; without a network, from a folder of wheels (PIP_NO_INDEX=1 PIP_FIND_LINKS=folder). Each file has
+# a process of its own: after an error on a card, no later test of the same process can use it.
 test-gpu: $(GPU_PACKAGES)  ## engine, learner and audit on CUDA: GPU_PYTHON=python3 names the interpreter whose torch has it
-	@PYTHONPATH='$(GPU_PATH)' $(GPU_PYTHON) -P -m pytest -c tests/gpu/pytest.ini --rootdir=. tests/gpu $(ARGS)
+	@failed=; for file in tests/gpu/test_*.py; do \
+	  PYTHONPATH='$(GPU_PATH)' timeout 300 $(GPU_PYTHON) -P -m pytest -c tests/gpu/pytest.ini --rootdir=. $$file $(ARGS); \
+	  code=$$?; [ $$code = 0 ] || [ $$code = 5 ] || failed="$$failed $$file($$code)"; \
+	done; [ -z "$$failed" ] || { echo "failed:$$failed; 124 means more than 300 s" >&2; exit 1; }
 
 .venv-gpu/.installed: tests/gpu/requirements.txt constraints.txt
 	@$(GPU_PYTHON) -m pip install --quiet --no-deps --upgrade --target .venv-gpu -c constraints.txt -r $<

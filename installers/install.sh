@@ -199,9 +199,22 @@ find_other_card() {
 # ROCm and XPU are parts of these builds; only the kernel's driver has to be there. They exist for x86-64 Linux.
 ROCM_BUILD=rocm7.2
 
+# Builds for CUDA 13 have no code for cards before Turing (compute capability 7.5): GeForce 10, P100, V100 and older. The
+# build for CUDA 12.6 has.
+OLDER_BUILD=cu126
+
+is_older_card() {
+  case $MACHINE in x86_64 | amd64) ;; *) return 1 ;; esac
+  case $(ask_card compute_cap) in [3-6].[0-9] | 7.[0-4]) return 0 ;; *) return 1 ;; esac
+}
+
 find_torch_build() {
   TORCH_BUILD='' NO_BUILD=''
-  [ "$SYSTEM" = Linux ] && [ -z "$CARD" ] || return 0
+  [ "$SYSTEM" = Linux ] || return 0
+  if [ -n "$CARD" ]; then
+    is_older_card && TORCH_BUILD=$OLDER_BUILD || true
+    return 0
+  fi
   find_other_card
   if [ "$MACHINE" != x86_64 ] && [ "$MACHINE" != amd64 ]; then
     [ -z "$CARD_VENDOR" ] || NO_BUILD="torch has no build for $CARD_VENDOR cards on $MACHINE"
@@ -215,7 +228,21 @@ find_torch_build() {
   esac
 }
 
+# Print what nvidia-smi says of the first card; nothing if it fails, since it prints errors to standard output, too.
+ask_card() {
+  said=$("$NVIDIA_SMI" --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null) || said=
+  printf '%s\n' "$said" | head -n 1
+}
+
+# Set CARD if a driver is loaded and nvidia-smi fails: after an update, both differ until the machine restarts.
+find_silent_card() {
+  [ -e /proc/driver/nvidia/version ] || [ -e "$DEV/dxg" ] || return 0
+  CARD='an NVIDIA card'
+  say "nvidia-smi fails: $("$NVIDIA_SMI" 2>&1 | head -n 1 || true)" "Restart the machine, or reinstall the driver, before you join."
+}
+
 check_driver() {
+  [ -z "$TORCH_BUILD" ] || return 0
   case $DRIVER in [0-9]*.*) ;; *) return 0 ;; esac
   [ "${DRIVER%%.*}" -lt "$DRIVER_MIN" ] || return 0
   case $ENGINE in
@@ -255,15 +282,20 @@ find_engine() {
   NVIDIA_SMI=$(command -v nvidia-smi 2>/dev/null || true)
   [ -n "$NVIDIA_SMI" ] || [ ! -x /usr/lib/wsl/lib/nvidia-smi ] || NVIDIA_SMI=/usr/lib/wsl/lib/nvidia-smi
   if [ -n "$NVIDIA_SMI" ]; then
-    CARD=$("$NVIDIA_SMI" --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true)
-    CARD_MB=$("$NVIDIA_SMI" --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1 | tr -cd '0-9')
+    CARD=$(ask_card name)
+    CARD_MB=$(ask_card memory.total | tr -cd '0-9')
     CARD_MB=${CARD_MB:-0}
-    DRIVER=$("$NVIDIA_SMI" --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
+    DRIVER=$(ask_card driver_version)
+    [ -n "$CARD" ] || find_silent_card
   fi
-  check_driver
   find_torch_build
+  check_driver
   if [ "$ENGINE" = auto ]; then
-    if [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ] && [ "$GLIBC" -lt "$VLLM_GLIBC" ]; then
+    if [ "$TORCH_BUILD" = "$OLDER_BUILD" ]; then
+      ENGINE=torch WHY="$CARD is older than vLLM's CUDA supports; torch's build for CUDA 12.6 is used"
+    elif [ -n "$CARD" ] && [ "$(ask_card compute_cap)" = 7.5 ]; then
+      ENGINE=torch WHY="vLLM refuses bfloat16, in which most models are published, on $CARD"
+    elif [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ] && [ "$GLIBC" -lt "$VLLM_GLIBC" ]; then
       ENGINE=torch WHY="vLLM needs glibc 2.$VLLM_GLIBC on $MACHINE; this system has glibc 2.$GLIBC"
     elif [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ]; then
       ENGINE=vllm WHY="$CARD has $CARD_MB MB"
@@ -287,6 +319,8 @@ find_engine() {
     vllm)
       [ -n "$CARD" ] || die "vLLM needs an NVIDIA GPU, but nvidia-smi reports none." \
         "If you have one, install its driver. Without a GPU, use --engine torch."
+      [ "$TORCH_BUILD" != "$OLDER_BUILD" ] || die "vLLM's CUDA does not support $CARD, which is older than Turing." \
+        "Use --engine torch: it also uses this GPU."
       [ "$GLIBC" -ge "$VLLM_GLIBC" ] || \
         die "vLLM needs glibc 2.$VLLM_GLIBC or newer on $MACHINE; this system has glibc 2.$GLIBC." \
           "Use --engine torch: it also uses the GPU." ;;
@@ -309,7 +343,7 @@ needed_mb() {
     vllm) echo 14000 ;;
     torch) case $SYSTEM-$MACHINE-$TORCH_BUILD in
         Linux-x86_64-rocm*) echo 20000 ;;
-        Linux-x86_64- | Linux-x86_64-xpu) echo 9000 ;;
+        Linux-x86_64- | Linux-x86_64-cu* | Linux-x86_64-xpu) echo 9000 ;;
         *) echo 1800 ;;
       esac ;;
     *) echo 900 ;;
@@ -322,7 +356,7 @@ download_size() {
     vllm) echo 4.1 GB ;;
     torch) case $SYSTEM-$MACHINE-$TORCH_BUILD in
         Linux-x86_64-rocm*) echo 6 GB ;;
-        Linux-x86_64- | Linux-x86_64-xpu) echo 2.9 GB ;;
+        Linux-x86_64- | Linux-x86_64-cu* | Linux-x86_64-xpu) echo 2.9 GB ;;
         *) echo 0.4 GB ;;
       esac ;;
     llama) echo 0.2 GB ;;

@@ -75,3 +75,15 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setattr("sys.argv", ["bench"])
     assert program.main() == 0
     assert "skipped: no CUDA device" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_is_a_missed_goal_and_hides_no_other(tmp_path: Path) -> None:
+    bench = Bench("gpu", inputs={}, results=tmp_path, quick=True)
+
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    program.attempt(bench, "a large shape", full)
+    program.attempt(bench, "a small one", lambda: bench.measure("a small one", 1.0, unit="s"))
+    assert bench.median("a small one") == 1.0
+    assert bench.finish() == 1

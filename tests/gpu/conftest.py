@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
+from swarm_exact import cards
 from tests.tiny_policy import make_other_policy
 
 SIZES: dict[str, Any] = {
@@ -32,6 +33,21 @@ CONFIGURATIONS = {
     "mistral": MistralConfig(**SIZES, sliding_window=None, tie_word_embeddings=False),
 }
 """Two that the engine has a decoder of its own for, and one that transformers decodes."""
+
+
+def pytest_report_header() -> list[str]:
+    """Print what every report of a failure needs: the build of torch, and each card with its driver's view of it."""
+    lines = [f"torch {torch.__version__}, CUDA {torch.version.cuda}, ROCm {torch.version.hip}"]
+    lines += [f"code for {' '.join(torch.cuda.get_arch_list())}"] if torch.cuda.is_available() else []
+    for number in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(number)
+        free, total = torch.cuda.mem_get_info(number)
+        lines.append(
+            f"card {number}: {card.name}, compute capability {card.major}.{card.minor}, {free / 2**30:.1f} of "
+            f"{total / 2**30:.1f} GiB free, bf16 {torch.cuda.is_bf16_supported(including_emulation=False)}"
+        )
+    reason = cards.reason_to_refuse(torch.device("cuda"))
+    return [*lines, f"no card is tested, the processor is compared with itself: {reason}" if reason else "on the card"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -69,6 +69,15 @@ def test_a_checkpoint_resumes_to_the_bit(policy: Path, device: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_an_update_is_made_again_to_the_bit(policy: Path, device: str, way: str) -> None:
+    """Auditors replay updates. The samples of a group share a prompt, to whose end each adds its gradient."""
+    made = [TrainedPolicy(policy, replace(WAYS[way], device=device)) for _ in range(2)]
+    metrics = [[one.train_step(BATCH).metrics for _ in range(2)] for one in made]
+    assert metrics[0] == metrics[1]
+    assert made[0].rooting()() == made[1].rooting()()
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_memory_is_what_the_preflight_predicts(device: str, way: str, tmp_path: Path) -> None:
     on_card = device == "cuda"
     large = {"hidden_size": 1024, "num_hidden_layers": 12, "intermediate_size": 4096, "vocab_size": 32_000}

@@ -253,6 +253,45 @@ def test_the_engine_follows_the_card(machine: Machine, memory_mb: str, engine: s
 X86 = '[ "$1" = -m ] && echo x86_64 || echo Linux'
 
 
+@pytest.mark.parametrize(
+    ("capability", "engine"), [("6.1", "torch"), ("7.0", "torch"), ("7.5", "torch"), ("12.0", "vllm")]
+)
+def test_cards_that_cuda_13_or_vllm_no_longer_support_get_torch_and_the_oldest_an_older_build(
+    machine: Machine, capability: str, engine: str
+) -> None:
+    machine.put("uname", X86)
+    answers = f"*memory*) echo 32768 ;; *compute_cap*) echo {capability} ;; *) echo 'NVIDIA Test' ;;"
+    machine.put("nvidia-smi", f'case "$*" in {answers} esac')
+    run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert run.returncode == 0, run.stderr
+    assert f"Engine:   {engine} (" in run.stdout
+    assert ("torch's build for CUDA 12.6" in run.stdout) is (capability in ("6.1", "7.0"))
+    assert ("refuses bfloat16" in run.stdout) is (capability == "7.5")
+    refused = machine.run("--engine", "vllm", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert ("older than Turing" in refused.stderr) is (capability in ("6.1", "7.0"))
+
+
+MISMATCH = """echo 'Failed to initialize NVML: Driver/library version mismatch'
+echo 'NVML library version: 580.95'
+exit 18"""
+
+
+def test_what_nvidia_smi_prints_when_it_fails_is_no_card(machine: Machine, tmp_path: Path) -> None:
+    """It prints errors to standard output. A driver that is loaded means that there is a card all the same."""
+    machine.put("uname", X86)
+    machine.put("nvidia-smi", MISMATCH)
+    more = kernel_card(tmp_path, "0x1a03", sensors=False)
+    run = machine.run("--engine", "auto", "--dry-run", **more)
+    assert run.returncode == 0, run.stderr
+    assert "Engine:   torch (no GPU detected" in run.stdout
+    (tmp_path / "dev" / "dxg").touch()  # the card of Windows in WSL 2
+    run = machine.run("--engine", "auto", "--dry-run", **more)
+    assert run.returncode == 0, run.stderr
+    assert "nvidia-smi fails: Failed to initialize NVML: Driver/library version mismatch" in run.stdout
+    assert "Restart the machine" in run.stdout
+    assert "Engine:   torch (an NVIDIA card has 0 MB" in run.stdout
+
+
 @pytest.mark.slow
 def test_a_machine_without_a_card_gets_torch_without_cuda(machine: Machine, tmp_path: Path) -> None:
     machine.put("uname", X86)

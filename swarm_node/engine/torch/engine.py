@@ -3,6 +3,8 @@
 It computes on the CPU, with CUDA, or with what torch calls xpu (Intel) and mps (Apple). torch calls ROCm (AMD) cuda.
 """
 
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,22 @@ from protocol.work.lease import EXACT
 from swarm_exact import cards
 from swarm_exact import shape as model_shape
 from swarm_node.engine.decoder import Decoder
-from swarm_node.engine.engine import Engine
+from swarm_node.engine.engine import Answered, Engine
 from swarm_node.engine.turn_cache import SIZE_MAX_BYTES
+
+log = logging.getLogger(__name__)
+
+CARD_FAILED: Any = getattr(torch, "AcceleratorError", ())
+"""The error of a card's driver, such as an illegal access or a card that fell off the bus; torch has it since 2.8."""
+
+NO_MEMORY = (
+    "allocate memory",
+    "bad_alloc",
+    "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "_STATUS_ALLOC_FAILED",
+)
+"""Parts of messages of failed allocations: of the processor, of a card's driver, and of its libraries."""
 
 SLOTS = 512
 """Samples decoded at once; a step costs little more for many rows than for one, as long as memory suffices."""
@@ -44,13 +60,21 @@ class TorchEngine(Engine):
         cards.compute_in_full(self._device)
 
     load = torch.inference_mode()(Engine.load)
-    step = torch.inference_mode()(Engine.step)
     cancel = torch.inference_mode()(Engine.cancel)
 
+    @torch.inference_mode()
+    def step(self) -> list[Answered]:
+        """Take a step; end the process if the card failed, since every later operation of this process would fail."""
+        try:
+            return super().step()
+        except CARD_FAILED:
+            log.exception("the graphics card failed in a step")
+            os._exit(1)
+
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Return True for a failed allocation; on the CPU torch has no error type for it."""
+        """Return True for a failed allocation; only PyTorch's own allocator for cards has an error type for it."""
         named = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        return named or "allocate memory" in str(error) or "bad_alloc" in str(error)
+        return named or any(words in str(error) for words in NO_MEMORY)
 
     def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
         """Return our own decoder if it supports the architecture, otherwise that of `transformers`."""

@@ -171,6 +171,11 @@ def test_a_difference_of_unlike_machines_blames_nobody(fetched: FetchedUpdate, m
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: {"cuda:1": "small"}.get(device, "large"))
     described = {"processes": 2, "settings": {"device": "cuda"}, "machine": "large", "software": ours.software}
     (fetched.folder / "settings.json").write_text(json.dumps(described))
+    orderless = "this card adds some numbers of this model in no fixed order"
+    assert replaying.differences(fetched.folder) == [orderless, "machine is large; small here and large there"]
+    monkeypatch.setattr(
+        "swarm_exact.cards.repeats", lambda: True
+    )  # as after a replay on a card, which this machine lacks
     assert replaying.differences(fetched.folder) == ["machine is large; small here and large there"]
     described |= {"processes": 3, "machine": "large; small"}
     (fetched.folder / "settings.json").write_text(json.dumps(described))

@@ -317,3 +317,30 @@ def test_what_was_sampled_is_counted_once(make: Make, policy: Path) -> None:
     assert measured.prefill_s > 0
     assert measured.decode_s > 0
     assert engine.measured().later_tokens == 0
+
+
+def test_a_card_that_failed_ends_the_process(grouped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error of the driver, no operation of this process succeeds: the agent starts another one."""
+    engine, ended = TorchEngine(), list[int]()
+    engine.load(grouped, 1)
+    engine.add(asked(PROMPTS[0]))
+
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Qwen3, "prefill", fail)  # as a card does that has failed; this machine has none
+    monkeypatch.setattr("os._exit", ended.append)  # which would end the tests
+    engine.step()
+    assert ended == [1]
+
+
+@pytest.mark.parametrize(
+    ("message", "is_memory"),
+    [
+        ("CUDA error: out of memory", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_memory_that_a_cards_libraries_lack_is_out_of_memory(message: str, is_memory: bool) -> None:
+    assert TorchEngine().is_out_of_memory(RuntimeError(message)) is is_memory

@@ -25,7 +25,7 @@ def reason_to_refuse(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
             return f"torch finds {count} cards, and {device} is not one of them"
@@ -69,7 +69,8 @@ def compute_repeatably(device: torch.device, *, strictly: bool = True) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
         torch.use_deterministic_algorithms(True, warn_only=not strictly or bool(torch.version.hip))
-        torch.utils.deterministic.fill_uninitialized_memory = False  # what is never read need not be filled
+        # What is never read need not be filled.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
 
 
 def repeats() -> bool:

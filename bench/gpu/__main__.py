@@ -21,12 +21,13 @@ from pathlib import Path
 
 import torch
 
-from bench.engines import SHAPES, EmbeddedShape, make_version
+from bench.engines import SHAPES, make_version
 from bench.engines import requests as one_of_each
 from bench.gpu import learner, sampling
 from bench.gpu.shapes import SHAPES as LEARNER_SHAPES
 from bench.gpu.shapes import TINY, LearnerShape
 from bench.harness import Bench, Input, quick_from_environment
+from coordinator.learner.embedded import EmbeddedShape
 from protocol.errors import ConfigInvalid
 from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.messages import GroupDone

@@ -1,12 +1,13 @@
 """Settings of torch for graphics cards, which change what a card computes or how long it takes.
 
 - Nothing is set for a processor, whose results no setting here would change.
-- The settings are those of the whole process; they are made before the first product on a card.
+- Settings that cost nothing are those of the whole process; they are made before the first product on a card.
 """
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.utils.deterministic
@@ -60,22 +61,30 @@ def compute_in_full(device: torch.device) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def compute_repeatably(device: torch.device, *, strictly: bool = True) -> None:
-    """Compute the same bits from the same inputs each time, or fail; unless `strictly`, try to.
+@contextmanager
+def computing_repeatably(device: torch.device, *, strictly: bool = True) -> Iterator[None]:
+    """Compute the same bits from the same inputs each time in this block, or fail; unless `strictly`, try to.
 
     By default a card adds in any order where several values go to one place: shared prompts, attention's gradients.
-    Attention has a fixed order only if every operation must have one, which is not known of ROCm's.
+    Attention has a fixed order only if every operation must have one. Drawing tokens has none, so the whole process must
+    not be set so.
     """
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
-        torch.use_deterministic_algorithms(True, warn_only=not strictly or bool(torch.version.hip))
-        # What is never read need not be filled.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+    # What is never read need not be filled.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+    torch.use_deterministic_algorithms(True, warn_only=not strictly or not has_order())
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
-def repeats() -> bool:
-    """Return True if this process computes repeatably on cards."""
-    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+def has_order() -> bool:
+    """Return True if attention on this machine's cards can have a fixed order, which is not known of ROCm's."""
+    return not torch.version.hip
 
 
 def repeat_heads(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

@@ -66,7 +66,7 @@ class TrainedPolicy:
         described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         require_supported(described)
         cards.compute_in_full(self._ranks.device)
-        cards.compute_repeatably(self._ranks.device, strictly=sums_in_order(described))
+        self._in_order = sums_in_order(described)
         self._published_dtype: torch.dtype = described.dtype or torch.float32
         self.model = self._load(folder, trained=not settings.lora_rank)
         self._reference = self._load(folder, trained=False) if settings.algorithm.beta else None
@@ -143,7 +143,11 @@ class TrainedPolicy:
             self._reference = self._load(self._folder, trained=False)
 
     def train_step(self, groups: Sequence[TrainingGroup]) -> UpdateResult:
-        """Make one update on these groups."""
+        """Make one update on these groups, to the same bits on each card of a kind."""
+        with cards.computing_repeatably(self._ranks.device, strictly=self._in_order):
+            return self._train_step(groups)
+
+    def _train_step(self, groups: Sequence[TrainingGroup]) -> UpdateResult:
         data = collate(groups)
         terms = self._terms(data)
         entropy = torch.zeros_like(data.mask)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 
 from coordinator.base.files import read_at_most
@@ -34,6 +35,7 @@ from coordinator.learner.memory_plan import CARDS_MAX
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.forward import sums_in_order
 from coordinator.model.watchdog import Watchdog
 from ledger.entry import UpdateEntry
 from ledger.training import groups_root
@@ -183,7 +185,8 @@ def differences(folder: Path) -> list[str]:
     several = [f"the order in which {processes} cards add may depend on how they are connected"] * (
         several_cards and processes > CONNECTED_MAX
     )
-    if device != "cpu" and not cards.repeats():
+    config = AutoConfig.from_pretrained(folder / "start", local_files_only=True, trust_remote_code=False)
+    if device != "cpu" and not (sums_in_order(config) and cards.has_order()):
         several.append("this card adds some numbers of this model in no fixed order")
     return several + [
         one_line(f"{name} is {here.get(name)} here and {there[name]} there")[:300]

@@ -66,8 +66,8 @@ def computing_repeatably(device: torch.device, *, strictly: bool = True) -> Iter
     """Compute the same bits from the same inputs each time in this block, or fail; unless `strictly`, try to.
 
     By default a card adds in any order where several values go to one place: shared prompts, attention's gradients.
-    Attention has a fixed order only if every operation must have one. Drawing tokens has none, so the whole process must
-    not be set so.
+    Attention has a fixed order only if every operation must have one. Drawing tokens has none, so this is not set for
+    the whole process.
     """
     if device.type != "cuda":
         yield

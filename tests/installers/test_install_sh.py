@@ -277,7 +277,7 @@ exit 18"""
 
 
 def test_what_nvidia_smi_prints_when_it_fails_is_no_card(machine: Machine, tmp_path: Path) -> None:
-    """It prints errors to standard output. A driver that is loaded means that there is a card all the same."""
+    """The program prints errors to standard output. A loaded driver means that there is a card all the same."""
     machine.put("uname", X86)
     machine.put("nvidia-smi", MISMATCH)
     more = kernel_card(tmp_path, "0x1a03", sensors=False)

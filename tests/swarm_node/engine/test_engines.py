@@ -320,7 +320,7 @@ def test_what_was_sampled_is_counted_once(make: Make, policy: Path) -> None:
 
 
 def test_a_card_that_failed_ends_the_process(grouped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error of the driver, no operation of this process succeeds: the agent starts another one."""
+    """No operation of a process succeeds after an error of the driver: the agent starts another process."""
     engine, ended = TorchEngine(), list[int]()
     engine.load(grouped, 1)
     engine.add(asked(PROMPTS[0]))

@@ -81,6 +81,8 @@ class Columns:
             messages = [ChatMessage(str(each["role"]), each["content"]) for each in value]
             last = messages[-1]
             return (*messages[:-1], last._replace(content=last.content + self._suffix))
+        if value is None or value in ("", []):
+            raise ConfigInvalid(f"{where}: the prompt is empty.", hint="Remove the row, or give it a prompt.")
         raise ConfigInvalid(
             f"{where}: the prompt is neither text nor messages, but {json.dumps(_plain(value))[:60]}.",
             hint='Messages look like {"role": "user", "content": "…"}; pictures and tools are not supported.',
@@ -380,7 +382,7 @@ def _plays(config: Config) -> bool:
 def _numbered(paths: list[Path], size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     taken = 0
     for path in paths:
-        for number, row in enumerate(sources.rows([path]), 1):
+        for number, row in sources.numbered_rows(path):
             if size and taken >= size:
                 return
             taken += 1

@@ -7,7 +7,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,28 +45,28 @@ def files(place: str, split: str, *, revision: str = "") -> list[Path]:
     return paths if split == "train" and not any(named.values()) else []
 
 
-def rows(paths: Iterable[Path]) -> Iterator[Row]:
-    for path in paths:
-        if path.suffix == ".parquet":
-            yield from _parquet(path)
-        elif path.suffix == ".json":
-            yield from _array(path)
-        elif path.suffix in ENDINGS:
-            yield from _lines(path)
-        else:
-            raise ConfigInvalid(f"{path} has an unknown format.", hint=f"Use one of {', '.join(ENDINGS)}.")
+def numbered_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield each row with the number of its line, or of its place in a list or table."""
+    if path.suffix == ".parquet":
+        yield from enumerate(_parquet(path), 1)
+    elif path.suffix == ".json":
+        yield from _array(path)
+    elif path.suffix in ENDINGS:
+        yield from _lines(path)
+    else:
+        raise ConfigInvalid(f"{path} has an unknown format.", hint=f"Use one of {', '.join(ENDINGS)}.")
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def _lines(path: Path) -> Iterator[tuple[int, Row]]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(ROW_MAX_BYTES + 1), b""), 1):
             if len(line) > ROW_MAX_BYTES:
                 raise ConfigInvalid(f"{path}:{number} is longer than {ROW_MAX_BYTES} bytes.")
             if line.strip():
-                yield _object(line, f"{path}:{number}")
+                yield number, _object(line.rstrip(), f"{path}:{number}")
 
 
-def _array(path: Path) -> Iterator[Row]:
+def _array(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield the objects of a JSON list; or those of its lines, since many such files contain lines."""
     data = path.read_bytes()
     if not data.lstrip().startswith(b"["):
@@ -79,14 +79,14 @@ def _array(path: Path) -> Iterator[Row]:
     for number, value in enumerate(values, 1):
         if not isinstance(value, dict):
             raise ConfigInvalid(f"{path}: item {number} is not an object.")
-        yield value
+        yield number, value
 
 
 def _object(data: bytes, where: str) -> Row:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{where} is not JSON: {error}.") from None
+        raise ConfigInvalid(f"{where} is not JSON: {error}.", hint="Each line is one JSON object.") from None
     if not isinstance(value, dict):
         raise ConfigInvalid(f"{where} is not a JSON object.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
     return value

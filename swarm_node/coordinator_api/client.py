@@ -46,7 +46,7 @@ from protocol.work.messages import (
     seal_request,
 )
 from protocol.work.probe import Dial, Dialled, Uploaded
-from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, read_at_most
+from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, no_answer, read_at_most
 
 if TYPE_CHECKING:
     from ledger.payout_proof import PayoutReply
@@ -219,10 +219,7 @@ class Coordinator:
         except trio.TooSlowError:
             raise Unreachable(f"The coordinator at {self.url} did not respond to {path} in time.") from None
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise Unreachable(
-                f"The coordinator at {self.url} does not respond ({type(error).__name__}: {error}).",
-                hint="Check the address and this machine's network connection.",
-            ) from error
+            raise no_answer(f"The coordinator at {self.url} does not respond", error) from error
         if response.status_code // 100 == 2:
             return data
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:

@@ -7,6 +7,7 @@
 - Every failure is `Unreachable` or `UnknownChunk`; it costs only time.
 """
 
+import ssl
 from dataclasses import dataclass
 
 import httpx
@@ -85,10 +86,7 @@ class Origin:
         except trio.TooSlowError:
             raise Unreachable(f"{url} is too slow for {max_bytes} bytes.") from None
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, UnicodeError) as error:  # a name of empty labels
-            raise Unreachable(
-                f"{self.url} does not answer ({type(error).__name__}: {error}).",
-                hint="Check the address and this machine's network connection.",
-            ) from error
+            raise no_answer(f"{self.url} does not answer", error) from error
 
     async def _answer(self, method: str, url: str, content: bytes | None, max_bytes: int) -> bytes | None:
         async with self._client.stream(method, url, content=content) as response:
@@ -99,6 +97,23 @@ class Origin:
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise Unreachable(f"{url} returned a compressed answer, although compression was not accepted.")
             return await read_at_most(response, max_bytes)
+
+
+def no_answer(what: str, error: Exception) -> Unreachable:
+    """Return the error of a failed request, with its reason; a failed handshake of TLS has only a cause that names it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return Unreachable(
+            f"{what}: its certificate is not valid here ({cause.verify_message.rstrip('.')}).",
+            hint="Check the address and this machine's clock. If the operator signs certificates without a public "
+            "authority, name the authority's file in the variable SSL_CERT_FILE.",
+        )
+    reason = cause.reason if isinstance(cause, ssl.SSLError) else error
+    return Unreachable(
+        f"{what} ({type(error).__name__}: {reason}).", hint="Check the address and this machine's network connection."
+    )
 
 
 async def read_at_most(response: httpx.Response, max_bytes: int) -> bytes:

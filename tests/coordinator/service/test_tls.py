@@ -1,8 +1,6 @@
 """HTTPS with a certificate of the operator's own: served, renewed without a restart, refused with a reason."""
 
 import asyncio
-import datetime
-import ipaddress
 import socket
 import ssl
 from contextlib import suppress
@@ -11,41 +9,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from coordinator.api.guard import Bounds, Runner, listen
 from coordinator.config import Config, load
 from coordinator.service import tls
 from protocol.errors import ConfigInvalid
+from tests.certificates import write_certificate
 from tests.coordinator.served import serve
-
-HOUR = datetime.timedelta(hours=1)
-
-
-def write_certificate(folder: Path, name: str) -> None:
-    """A self-signed certificate of 127.0.0.1, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - HOUR)
-        .not_valid_after(now + HOUR)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    no_passphrase = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, no_passphrase)
-    (folder / "tls.key").write_bytes(pem)
-
 
 def config(folder: Path) -> Config:
     files = [f"round.{name}={folder / file}" for name, file in (("tls_certificate", "tls.crt"), ("tls_key", "tls.key"))]

@@ -1,9 +1,12 @@
 """One origin, whatever it is like: verified bytes, or an error by name that costs nothing but time."""
 
 import gzip
+import ssl
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -14,6 +17,7 @@ from protocol.policy.origin import OriginList, chunk_path
 from protocol.wire.message import Message
 from swarm_node.coordinator_api.join_string import is_public, resolve
 from swarm_node.coordinator_api.origin import Origin, Patience, open_origin
+from tests.certificates import write_certificate
 from tests.swarm_node import web as manners
 from tests.swarm_node.web import Handler, Manner, serves, web
 
@@ -168,3 +172,27 @@ async def test_an_ordinary_url_is_an_origin() -> None:
     urls = ["https://cdn.example.org/round-1", "http://127.0.0.1:9000/bucket/a_b", "http://[2001:db8::1]:80"]
     parsed: Message = OriginList.from_value({"urls": urls})
     assert parsed.to_bytes()
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_named_as_the_reason(tmp_path: Path) -> None:
+    write_certificate(tmp_path, "localhost")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+
+    async def greet(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.do_handshake()
+
+    with trio.fail_after(PATIENT_SECONDS):
+        async with trio.open_nursery() as nursery:
+            serve = partial(trio.serve_ssl_over_tcp, greet, 0, context, host="127.0.0.1")
+            listeners: list[trio.SSLListener[trio.SocketStream]] = await nursery.start(serve)
+            port = listeners[0].transport_listener.socket.getsockname()[1]
+            for scheme, says in (("https", "its certificate is not valid here (self-signed certificate)."), ("http", "(")):
+                here = open_origin(f"{scheme}://127.0.0.1:{port}", own_network=True, patience=HASTY)
+                with pytest.raises(Unreachable) as failed:
+                    await here.chunk(NAME, len(CHUNK))
+                await here.close()
+                assert says in failed.value.message
+                assert ("SSL_CERT_FILE" in failed.value.hint) == (scheme == "https")
+            nursery.cancel_scope.cancel()

@@ -70,7 +70,11 @@ def create(
     if as_json:
         typer.echo(json.dumps({"key": key, "url": _url(config)}))
         return
-    typer.echo(f"key  {key}\nurl  {_url(config)}")
+    fixed = launched(config)
+    shown, whole = fixed.round.money.exact, fixed.market.budget_micros
+    typer.echo(f"key  {key}\nurl  {_url(config)}\nbudget  {shown(budget)}")
+    if budget > whole:
+        typer.echo(f"warning: the whole round's budget is {shown(whole)}; --budget is in millionths.", err=True)
     typer.echo(f"Its usage: {_url(config).removesuffix('/v1')}/usage, a page that asks for the key")
     typer.echo(f"Try it: curl {_url(config)}/models -H 'Authorization: Bearer {key}'")
 

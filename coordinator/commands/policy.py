@@ -17,7 +17,7 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
-from protocol.errors import OutOfOrder
+from protocol.errors import ConfigInvalid, OutOfOrder
 from protocol.text.lesson import lesson
 from protocol.text.plain import counted
 
@@ -201,6 +201,8 @@ def publish(
 
     config = load(config_file, settings)
     require_round(config)
+    if not folder.is_dir():
+        raise ConfigInvalid(f"There is no folder {folder}.", hint="`swarm-coordinator export` writes one.")
     uploads = make_folder(config.round.directory / "uploads")
     name = publication.stage_name()
     archive = RoundArchive(launched(config))

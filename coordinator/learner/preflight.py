@@ -50,6 +50,7 @@ def require_fits(config: Config, *, auditor: bool = False, replay: bool = False)
     if config.model.path == start.EMBEDDED:
         return
     given = {"auditor": auditor, "replay": replay}
+    log.info("Checking that the learner fits on this machine; this may take a minute …")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "coordinator.learner.preflight", *(name for name, on in given.items() if on)],
         input=config.model_dump_json(),

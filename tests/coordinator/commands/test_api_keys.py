@@ -32,6 +32,7 @@ def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) ->
     assert say(folder, "list").output == "There are no keys yet: make one with `swarm-coordinator api-keys create`.\n"
     created = say(folder, "create", "suite", "--budget", "5000000").output
     assert created.startswith("key  es-")
+    assert "\nbudget  5.00 credits\n" in created
     assert "\nIts usage: http://127.0.0.1:8700/usage," in created
     assert "key  es-" in say(folder, "create", "other", "--budget", "10", "--days", "2").output
     database = Database(folder / "state.db")
@@ -57,6 +58,11 @@ def test_the_list_shows_what_each_key_has_used_and_what_is_left(folder: Path) ->
     assert not [row for row in rows if {"digest", "number"} & row.keys()]
     say(folder, "revoke", "suite")
     assert say(folder, "list").output.splitlines()[0].split()[1] == "revoked"
+
+
+def test_a_budget_above_that_of_the_round_is_pointed_out(folder: Path) -> None:
+    huge = say(folder, "create", "huge", "--budget", "5000000000000")
+    assert "warning: the whole round's budget is 1,000.00 credits; --budget is in millionths." in huge.stderr
 
 
 def test_usage_lists_the_days_of_a_key_or_of_all(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 - Each child's standard input is a pipe that only the coordinator holds: however that ends, `kill -9` included, the pipe
   closes and the child exits by itself.
-- A child that crashes is started again after a growing pause; the restart is logged with the exit code.
+- A child that crashes is started again after a growing pause; the restart is logged with the exit code and with the last
+  line of the child's own log.
 - The caller of `keep_running` can follow a child's state.
 """
 
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from protocol.text.visible import visible
+
 log = logging.getLogger(__name__)
 
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -27,6 +30,9 @@ WRONG_SETTING = 2
 
 NOT_INHERITED = ("AWS_", "SWARM_SMTP_")
 """The prefixes of variables that children do not get: credentials of the object store and of the mail server."""
+
+REASON_BYTES, REASON_CHARS = 4096, 300
+"""The end of a child's log that is searched for its last line, and the part of that line that is logged here."""
 
 GRACE_S = 2.0
 """The time that a child may take to exit after its input has closed."""
@@ -77,19 +83,34 @@ async def keep_running(
     crashes, code = 0, None
     while True:
         await tell(Life("runs", code, crashes))
+        before = log_file.stat().st_size if log_file.exists() else 0
         code = await _run_once(name, command, log_file, on_line)
         if may_end and code == 0:
             await tell(Life("ended", code, crashes))
             return
         if may_end and code == WRONG_SETTING:
-            log.error("%s refuses its settings and is not started again (see %s)", name, log_file)
+            refused = "%s refuses its settings and is not started again%s (see %s)"
+            log.error(refused, name, _reason(log_file, before), log_file)
             await tell(Life("ended", code, crashes))
             return
         pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]
         crashes += 1
         await tell(Life("crashed", code, crashes))
-        log.error("%s ended with code %s; starting it again in %.1f s (see %s)", name, code, pause_s, log_file)
+        restarted = "%s ended with code %s; starting it again in %.1f s%s (see %s)"
+        log.error(restarted, name, code, pause_s, _reason(log_file, before), log_file)
         await asyncio.sleep(pause_s)
+
+
+def _reason(log_file: Path, before: int) -> str:
+    """Return the last line that was written to a log after its first `before` bytes; usually the error."""
+    try:
+        with log_file.open("rb") as file:
+            file.seek(max(before, file.seek(0, os.SEEK_END) - REASON_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f": {visible(last, REASON_CHARS)}" if last else ""
 
 
 async def _run_once(

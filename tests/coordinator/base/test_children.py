@@ -18,13 +18,15 @@ def child(program: str) -> list[str]:
 
 
 @pytest.mark.asyncio
-async def test_child_that_crashes_is_started_again(tmp_path: Path) -> None:
-    """The child crashes the first time, since the file is not there yet."""
+async def test_child_that_crashes_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The child crashes the first time, since the file is not there yet. What it wrote before is not its reason."""
+    (tmp_path / "log").write_text("an error of the run before\n")
     mark = tmp_path / "mark"
     program = f"import pathlib, sys; p = pathlib.Path({str(mark)!r}); done = p.exists(); p.touch(); sys.exit(not done)"
     async with asyncio.timeout(DEADLINE_S):
         await keep_running("child", child(program), log_file=tmp_path / "log")
     assert mark.exists()
+    assert "child ended with code 1; starting it again in 0.5 s (see " in caplog.text
 
 
 @pytest.mark.asyncio
@@ -32,12 +34,13 @@ async def test_child_that_refuses_its_settings_is_not_started_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     starts = tmp_path / "starts"
-    program = f"open({str(starts)!r}, 'a').write('x'); raise SystemExit(2)"
+    (tmp_path / "log").write_text("an error of the run before\n")
+    program = f"import sys; open({str(starts)!r}, 'a').write('x'); print('It is \\33too small.', file=sys.stderr); sys.exit(2)"
     with caplog.at_level(logging.ERROR):
         async with asyncio.timeout(DEADLINE_S):
             await keep_running("child", child(program), log_file=tmp_path / "log")
     assert starts.read_text() == "x"
-    assert "refuses its settings" in caplog.text
+    assert "refuses its settings and is not started again: It is too small. (see " in caplog.text
 
 
 @pytest.mark.asyncio

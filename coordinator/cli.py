@@ -257,6 +257,7 @@ def launch(
         require_installed(config)
     require_free_ports(config)
     if learner and not fixed.was_launched(config.round.directory):
+        start.require_trained(config)
         if preflight and not config.learner.external:
             require_fits(config, auditor=auditor)
         start.require_here(config.model)

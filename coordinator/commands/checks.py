@@ -3,7 +3,7 @@
 Files on the hub, and the contents of files, are checked when they are fetched and read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinator.base.ports import find_holder
@@ -35,8 +35,14 @@ def require_free_ports(config: Config) -> None:
         raise ConfigInvalid(message, hint=hint)
 
 
-def find_mistakes(config: Config) -> Iterator[Mistake]:
-    """Yield every mistake in valid settings that this machine shows."""
+def find_mistakes(config: Config, left_out: Sequence[str] = ()) -> Iterator[Mistake]:
+    """Yield every mistake in valid settings that this machine shows; the settings `left_out` have their defaults."""
+    if not left_out:
+        yield from _changed_settings(config)
+    yield from (each for each in _on_this_machine(config) if each.path not in left_out)
+
+
+def _on_this_machine(config: Config) -> Iterator[Mistake]:
     try:
         require_known(config.task.name)
     except SwarmError as error:
@@ -46,7 +52,10 @@ def find_mistakes(config: Config) -> Iterator[Mistake]:
         start.require_here(config.model)
     except SwarmError as error:
         yield Mistake("model.path", error.message, error.hint)
-    yield from _changed_settings(config)
+    try:
+        start.require_trained(config)
+    except SwarmError as error:
+        yield Mistake("learner.lora_rank", error.message, error.hint)
     yield from busy_ports(config)
 
 

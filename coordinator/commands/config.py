@@ -34,9 +34,9 @@ def check(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     from coordinator.config import mistakes, reading
 
     config, wrong = reading.load_checked(config_file, settings)
+    warned = manual.warnings(config) if config and not wrong else []
     if config is not None:
-        wrong = list(checks.find_mistakes(config))
-    warned = manual.warnings(config) if config else []
+        wrong += checks.find_mistakes(config, left_out=[each.path for each in wrong])
     rows = mistakes.with_places(wrong, config_file, settings)
     if as_json:
         found = [

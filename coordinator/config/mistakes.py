@@ -41,7 +41,7 @@ class Mistake:
 
 
 def checked(table: dict[str, Any]) -> tuple[Config | None, list[Mistake]]:
-    """Return the configuration of a table, or None with every mistake in it."""
+    """Return every mistake in a table, and the configuration without the wrong values; None if there is none."""
     left, found, omitted = copy.deepcopy(table), list[Mistake](), set[str]()
     for _ in range(PASSES):
         try:
@@ -52,7 +52,7 @@ def checked(table: dict[str, Any]) -> tuple[Config | None, list[Mistake]]:
                 if not _leave_out(left, each["loc"], omitted):
                     return None, found
         else:
-            return (None, found) if found else (config.with_absolute_folder(), [])
+            return config.with_absolute_folder(), found
     return None, found
 
 

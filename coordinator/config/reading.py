@@ -16,13 +16,13 @@ PASSES = 3
 def load(path: Path | None, settings: list[str]) -> Config:
     """Return the configuration of a file (or all defaults) with `section.key=value` settings on top."""
     config, mistakes = load_checked(path, settings)
-    if config is None:
+    if config is None or mistakes:
         raise _refusal(mistakes, path)
     return config
 
 
 def load_checked(path: Path | None, settings: list[str]) -> tuple[Config | None, list[Mistake]]:
-    """Return the configuration of a file with settings on top, or None with every mistake."""
+    """Return every mistake in a file with settings on top, and the configuration without the wrong values, if any."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
     except OSError as error:
@@ -63,7 +63,7 @@ def on_top(path: Path, ran: Config) -> list[str]:
 def parse(table: dict[str, Any]) -> Config:
     """Return the configuration of a table; raise `ConfigInvalid` with every mistake and its place."""
     config, mistakes = checked(table)
-    if config is None:
+    if config is None or mistakes:
         raise _refusal(mistakes, None)
     return config
 

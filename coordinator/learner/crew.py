@@ -24,12 +24,11 @@ from coordinator.learner.outgoing import Job
 from coordinator.learner.policy import TrainedPolicy, UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import train_settings
-from coordinator.learner.start import place
+from coordinator.learner.start import place, require_trained
 from coordinator.learner.warmstart import Progress, accuracy, warm_start
 from coordinator.tasks.chat import Chat
 from coordinator.tasks.task import task_here
 from coordinator.tasks.task_text import Coder
-from protocol.errors import ConfigInvalid
 from protocol.tasks import Exact, Teaching
 from protocol.work.learning import TrainingGroup
 
@@ -133,11 +132,7 @@ class Crew:
 
     def warm_start(self, progress: Progress) -> None:
         """Train the embedded policy on demonstrations for a short time, if the task has a teacher."""
-        if self._config.learner.lora_rank:
-            raise ConfigInvalid(
-                "The embedded policy is untrained, so adapters cannot be trained on it.",
-                hint="Set learner.lora_rank=0, or set model.path to a trained policy.",
-            )
+        require_trained(self._config)
         self._progress = progress
         self._together("warm_start")
 

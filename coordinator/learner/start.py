@@ -82,6 +82,15 @@ def require_here(model: ModelSection) -> None:
         require(Path(model.path), f"model.path {model.path}")
 
 
+def require_trained(config: Config) -> None:
+    """Refuse adapters of the embedded policy, which this round's learner would have to train."""
+    if config.model.path == EMBEDDED and config.learner.lora_rank and not config.learner.external:
+        raise ConfigInvalid(
+            "The embedded policy is untrained, so adapters cannot be trained on it.",
+            hint="Set learner.lora_rank=0, or set model.path to a trained policy.",
+        )
+
+
 def require_usable(model: ModelSection) -> None:
     """Refuse a policy that cannot be trained or sampled, by its configuration, before anything is created for it.
 

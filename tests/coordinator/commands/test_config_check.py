@@ -114,6 +114,25 @@ def test_missing_files_a_wrong_task_and_a_wrong_model_are_named_together(tmp_pat
     assert places == [("r.toml:2", "task.name"), ("r.toml:4", "model.path"), ("r.toml:6", "data.train")]
 
 
+def test_a_missing_file_is_named_beside_a_wrong_setting_and_a_default_in_its_place_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file.write_text(
+            f'[round]\nlisten = "127.0.0.1:{port}"\nseeder = "nowhere"\n[data]\ntrain = "no.jsonl"\nevl = ""\n'
+            "[learner]\nlora_rank = 4\n"
+        )
+        places, said = check(file)
+    assert places == [
+        ("r.toml:2", "round.listen"),
+        ("r.toml:3", "round.seeder"),
+        ("r.toml:5", "data.train"),
+        ("r.toml:6", "data.evl"),
+        ("r.toml:8", "learner.lora_rank"),
+    ]
+    assert "The embedded policy is untrained" in said[4]
+
+
 def test_settings_that_the_first_launch_fixed_are_all_named(tmp_path: Path) -> None:
     file, folder = tmp_path / "r.toml", tmp_path / "round"
     file.write_text(f'[round]\ndirectory = "{folder}"\nlisten = "127.0.0.1:0"\nseeder = "127.0.0.1:0"\n')
@@ -148,5 +167,5 @@ def test_every_fixed_setting_exists_and_is_marked_in_the_file() -> None:
 def test_a_check_ends_however_many_sections_are_wrong() -> None:
     table = {name: {"nothing": 1, "nowhere": 2} for name in manual.sections()} | {"more": 1, "round": 5}
     config, found = mistakes.checked(table)
-    assert config is None
+    assert config is not None
     assert len(found) == 2 * len(manual.sections())

@@ -69,6 +69,10 @@ RETRY_AFTER_MAX_S = 60.0
 """Upper limit of Retry-After, so that a proxy's mistake cannot stop a node for a day."""
 
 
+PROXIES = (502, 503, 504)
+"""The answers of a proxy whose coordinator does not answer."""
+
+
 class Coordinator:
     """Client of a round's coordinator, for one node."""
 
@@ -232,6 +236,8 @@ def _named_error(path: str, status: int, data: bytes) -> SwarmError:
     try:
         reason = canonical.decode(data, max_bytes=16 * limits.KIB)
     except SwarmError:
+        if status in PROXIES:
+            return Unreachable(f"The coordinator does not answer its proxy, which returned HTTP status {status}.")
         return Unreachable(
             f"{path} returned HTTP status {status} without a reason. Check that the address is the coordinator's."
         )

@@ -83,7 +83,7 @@ async def test_a_ban_says_what_it_would_void_and_asks(round_: Listening) -> None
 
     again = await round_.say("nodes", "ban", "n1", "--reason", "twice")
     assert "is banned already" in again.stderr
-    assert again.stdout == f"owner {round_.node.node_id}: nothing to ban\n"
+    assert again.stdout == f"owner {round_.node.node_id} is banned already: nothing changed\n"
 
 
 async def test_scripts_ban_without_a_question(round_: Listening) -> None:

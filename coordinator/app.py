@@ -65,6 +65,7 @@ from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
 from protocol.policy.phrase import phrase
 from protocol.tasks import Judging
+from protocol.text.plain import counted
 from protocol.work.messages import Peer
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ async def _make_up_for_absence(round_: Round) -> None:
     alive_ms, moment_ms = opening.touched_ms(round_.folder), now_ms()
     times = {"timeout_ms": round_.terms.timeout_ms, "back_ms": BACK_MS, "now_ms": moment_ms}
     if extended := await round_.database.run(leases.extend_after_downtime, alive_ms=alive_ms, **times):
-        log.info("Resumed %d leases after %.0f s of downtime", extended, (moment_ms - alive_ms) / 1000)
+        log.info("Resumed %s after %.0f s of downtime", counted(extended, "lease"), (moment_ms - alive_ms) / 1000)
     await round_.database.run(audits.resume, terms=round_.audits, now_ms=moment_ms)
     await round_.database.run(broadcasts.record_start, moment_ms)
 

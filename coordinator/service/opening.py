@@ -282,6 +282,18 @@ def open_books(
         store.append(connection, Deposit(reference=OPENING, amount_micros=budget_micros), moment_ms)
 
 
+def require_books(connection: sa.Connection, where: Path | str) -> None:
+    """Refuse an empty store in a launched round: its log would begin a second time, under the same keys."""
+    if (
+        not get_fact(connection, ROUND_ID)
+        and connection.execute(sa.select(entries_table.c.effect).limit(1)).first() is None
+    ):
+        raise ConfigInvalid(
+            f"The round was launched before, and its store is empty: {where if isinstance(where, Path) else 'store.url'}.",
+            hint="Restore the last backup with `swarm-coordinator restore`. A new round needs another round.directory.",
+        )
+
+
 def _opened_with(connection: sa.Connection) -> int:
     """Return the opening deposit; 0 if there is none."""
     stmt = sa.select(entries_table.c.body).where(entries_table.c.effect == f"deposit:{OPENING}")

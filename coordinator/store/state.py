@@ -214,8 +214,13 @@ class Database:
     def _refuse_other_schemas(self) -> None:
         try:
             self.run_now(schema.open_store)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if type(error) is sa.exc.DatabaseError:  # SQLite's other errors, such as a lock, have classes below it
+                raise ConfigInvalid(
+                    f"{self._where} cannot be read: {error.orig}.",
+                    hint="Restore the last backup into a new folder with `swarm-coordinator restore`.",
+                ) from error
             raise
 
     async def _queue(

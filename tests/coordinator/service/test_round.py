@@ -98,6 +98,20 @@ def test_a_unit_that_is_changed_before_the_first_launch_gives_another_join_strin
     assert open_round(tmp_path, "round.unit=EUR", "round.unit_decimals=2") == after
 
 
+def test_a_launched_round_does_not_begin_again_in_an_empty_or_damaged_store(tmp_path: Path) -> None:
+    """A second log under the same keys would contradict every receipt of the first one."""
+    open_round(tmp_path)
+    opening.mark_launched(tmp_path)
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    for _ in range(2):
+        with pytest.raises(ConfigInvalid, match=r"its store is empty: .*/state\.db"):
+            open_round(tmp_path)
+    (tmp_path / "state.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(ConfigInvalid, match=r"state\.db cannot be read: file is not a database"):
+        open_round(tmp_path)
+
+
 def test_problems_that_are_changed_before_the_first_launch_are_copied_again(tmp_path: Path) -> None:
     problems, folder = tmp_path / "p.jsonl", tmp_path / "round"
     settings = ("task.name=data", f"data.train={problems}", "data.eval=", "data.size=0")

@@ -17,6 +17,7 @@ from protocol.errors import ConfigInvalid
 from tests.certificates import write_certificate
 from tests.coordinator.served import serve
 
+
 def config(folder: Path) -> Config:
     files = [f"round.{name}={folder / file}" for name, file in (("tls_certificate", "tls.crt"), ("tls_key", "tls.key"))]
     return load(None, [f"round.directory={folder}", "round.tls_listen=127.0.0.1:8443", *files])

@@ -83,7 +83,9 @@ async def test_after_a_refusal_no_task_of_the_node_asks_before_retry_after_is_ov
 @pytest.mark.trio
 async def test_a_proxy_that_refuses_without_a_reason_is_heard_as_well(scene: Scene, mock_clock: MockClock) -> None:
     scene.error = None
-    with pytest.raises(Unreachable, match=r"The coordinator does not answer its proxy, which returned HTTP status 503\.$"):
+    with pytest.raises(
+        Unreachable, match=r"The coordinator does not answer its proxy, which returned HTTP status 503\.$"
+    ):
         await scene.lease()
     scene.retry_after = None
     async with trio.open_nursery() as nursery:

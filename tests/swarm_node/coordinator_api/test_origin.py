@@ -188,7 +188,10 @@ async def test_a_certificate_that_nobody_vouches_for_is_named_as_the_reason(tmp_
             serve = partial(trio.serve_ssl_over_tcp, greet, 0, context, host="127.0.0.1")
             listeners: list[trio.SSLListener[trio.SocketStream]] = await nursery.start(serve)
             port = listeners[0].transport_listener.socket.getsockname()[1]
-            for scheme, says in (("https", "its certificate is not valid here (self-signed certificate)."), ("http", "(")):
+            for scheme, says in (
+                ("https", "its certificate is not valid here (self-signed certificate)."),
+                ("http", "("),
+            ):
                 here = open_origin(f"{scheme}://127.0.0.1:{port}", own_network=True, patience=HASTY)
                 with pytest.raises(Unreachable) as failed:
                     await here.chunk(NAME, len(CHUNK))

@@ -2,7 +2,7 @@
 
 - Each child's standard input is a pipe that only the coordinator holds: however that ends, `kill -9` included, the pipe
   closes and the child exits by itself.
-- A child that crashes is started again after a growing pause; the restart is logged with the exit code and with the last
+- A child that crashes is started again after a growing pause; the restart is logged with the exit code and the last
   line of the child's own log.
 - The caller of `keep_running` can follow a child's state.
 """
@@ -83,7 +83,7 @@ async def keep_running(
     crashes, code = 0, None
     while True:
         await tell(Life("runs", code, crashes))
-        before = log_file.stat().st_size if log_file.exists() else 0
+        before = _size(log_file)
         code = await _run_once(name, command, log_file, on_line)
         if may_end and code == 0:
             await tell(Life("ended", code, crashes))
@@ -99,6 +99,10 @@ async def keep_running(
         restarted = "%s ended with code %s; starting it again in %.1f s%s (see %s)"
         log.error(restarted, name, code, pause_s, _reason(log_file, before), log_file)
         await asyncio.sleep(pause_s)
+
+
+def _size(log_file: Path) -> int:
+    return log_file.stat().st_size if log_file.exists() else 0
 
 
 def _reason(log_file: Path, before: int) -> str:

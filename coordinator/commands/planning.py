@@ -282,6 +282,9 @@ def _plan_memory(
 
     named = [f"model.path={json.dumps(model.removesuffix('/config.json'))}"] if model else []
     config, cards = load(config_file, [*settings, *named]), memory_plan.parse(gpu)
+    if config.model.path == start.EMBEDDED and not as_json:
+        typer.echo("It fits: the embedded policy is tiny. `--model` plans for another one.")
+        return
     try:
         figures = memory_plan.report(config, cards, prompt_tokens)
     except start.HubUnreachable as error:

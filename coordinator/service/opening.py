@@ -284,12 +284,11 @@ def open_books(
 
 def require_books(connection: sa.Connection, where: Path | str) -> None:
     """Refuse an empty store in a launched round: its log would begin a second time, under the same keys."""
-    if (
-        not get_fact(connection, ROUND_ID)
-        and connection.execute(sa.select(entries_table.c.effect).limit(1)).first() is None
-    ):
+    has_entries = connection.execute(sa.select(entries_table.c.effect).limit(1)).first() is not None
+    if not has_entries and not get_fact(connection, ROUND_ID):
+        name = where if isinstance(where, Path) else "the database at store.url"
         raise ConfigInvalid(
-            f"The round was launched before, and its store is empty: {where if isinstance(where, Path) else 'store.url'}.",
+            f"The round was launched before, and its store is empty: {name}.",
             hint="Restore the last backup with `swarm-coordinator restore`. A new round needs another round.directory.",
         )
 

@@ -100,7 +100,7 @@ class Origin:
 
 
 def no_answer(what: str, error: Exception) -> Unreachable:
-    """Return the error of a failed request, with its reason; a failed handshake of TLS has only a cause that names it."""
+    """Return the error of a failed request, with its reason, which for a failed handshake of TLS is in its causes."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__

@@ -35,7 +35,8 @@ async def test_child_that_refuses_its_settings_is_not_started_again(
 ) -> None:
     starts = tmp_path / "starts"
     (tmp_path / "log").write_text("an error of the run before\n")
-    program = f"import sys; open({str(starts)!r}, 'a').write('x'); print('It is \\33too small.', file=sys.stderr); sys.exit(2)"
+    refuse = "print('It is \\33too small.', file=sys.stderr); sys.exit(2)"
+    program = f"import sys; open({str(starts)!r}, 'a').write('x'); {refuse}"
     with caplog.at_level(logging.ERROR):
         async with asyncio.timeout(DEADLINE_S):
             await keep_running("child", child(program), log_file=tmp_path / "log")

@@ -291,6 +291,14 @@ def test_a_disk_or_a_machine_without_room_is_named(small: Path, tmp_path: Path) 
     assert FreeBytes(found.host_bytes, 512 * GIB, 79 * GIB, auditor=False).lack(found) is None
 
 
+def test_plan_says_of_the_embedded_policy_that_it_fits(tmp_path: Path) -> None:
+    """`init` names this command as the next step, and writes a round with the embedded policy by default."""
+    (tmp_path / "round.toml").write_text("")
+    done = CliRunner().invoke(app, ["plan", str(tmp_path / "round.toml"), "--gpu", "8GiB:1"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("It fits")
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_launch_refuses_what_does_not_fit_before_a_key_is_made(eight_billion: Path, tmp_path: Path) -> None:

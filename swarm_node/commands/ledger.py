@@ -327,7 +327,7 @@ def _training_lines(training: "TrainingSummary") -> Iterator[str]:
     if training.first > 1:
         yield f"Note: updates before {training.first:,} were made by older software, which logged none."
     if training.repeated:
-        yield f"Note: {counted(training.repeated, 'update')} were made again, with another result."
+        yield f"Note: {counted(training.repeated, 'update was', 'updates were')} made again, with another result."
     for each in training.retractions:
         yield (
             f"Note: updates {each.first:,} to {each.last:,} were made again without "

@@ -73,10 +73,8 @@ def explain_waiting(told: Mapping[str, Any], config: Config, *, backlog: int, is
         return LearnerWaiting("works", "No update is done yet: the first batch is being sampled, or trained on.")
     lately = told["learner_idle_share_lately"]
     if lately <= IDLE_MAX:
-        return LearnerWaiting(
-            "works", f"The learner waits {lately:.0%} of its time, over its last {UPDATES_LATELY} updates."
-        )
-    return LearnerWaiting("waits", told["alarm"] if told["load"] else _unmeasured(lately))
+        return LearnerWaiting("works", f"The learner waits {lately:.0%} of its time, over its {_updates_lately(told)}.")
+    return LearnerWaiting("waits", told["alarm"] if told["load"] else _unmeasured(lately, told))
 
 
 def _nothing_comes(status: Mapping[str, Any], config: Config, backlog: int) -> str:
@@ -104,8 +102,13 @@ def _nothing_comes(status: Mapping[str, Any], config: Config, backlog: int) -> s
     return ""
 
 
-def _unmeasured(lately: float) -> str:
+def _updates_lately(status: Mapping[str, Any]) -> str:
+    count = min(UPDATES_LATELY, status["update"])
+    return "last update" if count == 1 else f"last {count} updates"
+
+
+def _unmeasured(lately: float, status: Mapping[str, Any]) -> str:
     return (
-        f"The learner waits {lately:.0%} of its time, over its last {UPDATES_LATELY} updates; the cause is known "
+        f"The learner waits {lately:.0%} of its time, over its {_updates_lately(status)}; the cause is known "
         "once an update, a broadcast and a group have been measured."
     )

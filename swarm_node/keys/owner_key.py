@@ -65,7 +65,9 @@ def write(path: Path, seed: bytes, passphrase: str, kind: Kind = OWNER) -> None:
     """Encrypt a key into a new file."""
     require_new(path)
     if len(passphrase) < PASSPHRASE_MIN_CHARS:
-        raise ConfigInvalid(f"The passphrase needs {PASSPHRASE_MIN_CHARS} characters.", hint="Use a few words.")
+        raise ConfigInvalid(
+            f"The passphrase needs at least {PASSPHRASE_MIN_CHARS} characters.", hint="Use a few words."
+        )
     owner, salt, nonce = NodeKey(seed).node_id, secrets.token_bytes(16), secrets.token_bytes(12)
     sealed = _cipher(passphrase, salt, SCRYPT_COST).encrypt(nonce, seed, owner.encode())
     hexes = {"salt": salt.hex(), "nonce": nonce.hex(), "seed": sealed.hex()}

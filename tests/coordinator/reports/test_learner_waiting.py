@@ -41,9 +41,10 @@ def test_a_round_without_a_version_says_where_its_learner_writes(tmp_path: Path)
 
 
 def test_a_learner_that_hardly_waits_is_told_to_work(at_work: World) -> None:
-    assert look(at_work, learner_idle_share_lately=0.02) == learner_waiting.LearnerWaiting(
-        "works", "The learner waits 2% of its time, over its last 32 updates."
-    )
+    for update, last in ((1, "last update"), (3, "last 3 updates"), (90, "last 32 updates")):
+        assert look(at_work, learner_idle_share_lately=0.02, update=update) == learner_waiting.LearnerWaiting(
+            "works", f"The learner waits 2% of its time, over its {last}."
+        )
 
 
 def test_before_the_first_update_no_share_is_told(world: World) -> None:

@@ -85,6 +85,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     if as_json:
         typer.echo(json.dumps([row._asdict() for row in rows]))
         return
+    if not rows:
+        typer.echo("There are no batches yet: make one with `swarm-coordinator payout create`.")
     for row in rows:
         typer.echo(f"batch {row.number}: {row.state}, rail {row.rail}, reference {row.reference or '-'}")
 

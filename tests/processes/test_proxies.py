@@ -19,7 +19,7 @@ import pytest
 from protocol import limits
 from protocol.wire import canonical
 from protocol.work.probe import Dial, Dialled, Uploaded
-from tests.coordinator.service.test_tls import write_certificate
+from tests.certificates import write_certificate
 from tests.processes.light_node import LightNode
 from tests.processes.nginx import start_nginx
 from tests.processes.programs import Program, Swarm, free_address, until

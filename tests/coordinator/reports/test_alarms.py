@@ -7,8 +7,8 @@ import pytest
 
 from coordinator.config import load
 from coordinator.reports import alarms
+from tests.certificates import write_certificate
 from tests.coordinator.served import serve
-from tests.coordinator.service.test_tls import write_certificate
 
 DAY_S = 86_400
 GIB = 2**30

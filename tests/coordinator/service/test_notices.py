@@ -18,7 +18,7 @@ from coordinator.config import Config, load
 from coordinator.service import notices
 from coordinator.service.notices import OperatorNotices
 from coordinator.store.state import Database
-from tests.coordinator.service.test_tls import write_certificate
+from tests.certificates import write_certificate
 from tests.coordinator.world import empty_store
 
 pytestmark = pytest.mark.asyncio

@@ -187,7 +187,9 @@ async def test_a_certificate_that_nobody_vouches_for_is_named_as_the_reason(tmp_
         async with trio.open_nursery() as nursery:
             serve = partial(trio.serve_ssl_over_tcp, greet, 0, context, host="127.0.0.1")
             listeners: list[trio.SSLListener[trio.SocketStream]] = await nursery.start(serve)
-            port = listeners[0].transport_listener.socket.getsockname()[1]
+            listener = listeners[0].transport_listener
+            assert isinstance(listener, trio.SocketListener)
+            port = listener.socket.getsockname()[1]
             for scheme, says in (
                 ("https", "its certificate is not valid here (self-signed certificate)."),
                 ("http", "("),

@@ -41,6 +41,7 @@ from ssl import SSLContext
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from coordinator.api.caller import HERE, THIS_MACHINE, Networks, place, place_of
 from protocol import limits
@@ -224,6 +225,11 @@ class Connection(web.RequestHandler):
             self.head_since_s = None
         elif self.head_since_s is None and is_idle:
             self.head_since_s = self._loop.time()
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Log a failure of our own, and nothing about bytes that are no request: a stranger could fill the disk."""
+        if not isinstance(options.get("exc_info"), HttpProcessingError):
+            super().log_exception(*args, **options)
 
 
 class _Server(web.Server):

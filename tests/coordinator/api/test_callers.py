@@ -326,3 +326,31 @@ def reraised(cause: BaseException) -> ClientConnectionResetError:
     error = ClientConnectionResetError("Cannot write request body")
     error.__cause__ = cause
     return error
+
+
+NO_REQUESTS = (
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET http://[::1/x HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\nA: \x00\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 500 + b"\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    bytes(100),
+)
+
+
+@pytest.mark.asyncio
+async def test_flooding_the_log_with_what_is_no_request_writes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is a few bytes; a traceback would be a thousand, and a stranger could fill the disk with them."""
+    with caplog.at_level("INFO"):
+        async with serve(tmp_path) as served, asyncio.timeout(60):
+            for sent in NO_REQUESTS:
+                reader, writer = await connect(served)
+                writer.write(sent)
+                assert b" 400 " in (await reader.read()).split(b"\r\n")[0]
+                writer.close()
+            reader, writer = await connect(served)
+            assert await is_answered(reader, writer)
+            writer.close()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("aiohttp")] == []

@@ -14,6 +14,8 @@
 - A statement that counts is a row with all its bytes. Keys are free, and entries are for ever: it becomes an entry of
   the ledger, by its digest, once the node that it names has earned something; for an address, any of the owner's nodes.
 - The number of an owner's addresses per day is limited; it grows with the work that was found right.
+- Before money is sent, an owner's address and nodes are compared with the log, which is public and signed: whoever can
+  write to the tables alone cannot have another's earnings.
 """
 
 from collections import defaultdict
@@ -39,6 +41,7 @@ from protocol.errors import (
     MalformedMessage,
     OwnerBanned,
     OwnerConflict,
+    PayoutFailed,
     StatementStale,
     TooManyStatements,
     UnknownOwner,
@@ -58,7 +61,7 @@ from protocol.people.owner import (
 from protocol.people.payout_addresses import EXAMPLES
 from protocol.policy import chunks
 
-ADDRESS = "address"
+ADDRESS, DELEGATION = "address", "delegation"
 DAY_MS = 86_400_000
 
 
@@ -172,6 +175,33 @@ def addresses(connection: sa.Connection, now_ms: int) -> dict[str, str]:
     counts = (statements.c.kind == ADDRESS) & (statements.c.counts_from_ms <= now_ms)
     rows = connection.execute(sa.select(statements.c.owner, statements.c.address).where(counts).order_by("number"))
     return {row.owner: row.address for row in rows}
+
+
+def require_logged(connection: sa.Connection, owner: str, address: str, working: Collection[NodeId]) -> None:
+    """Refuse to pay an owner unless the log has the statements that set this address and delegated these nodes."""
+    delegated = (statements.c.kind == DELEGATION) & statements.c.node_id.in_(working)
+    about = delegated | ((statements.c.kind == ADDRESS) & (statements.c.address == address))
+    rows = read_rows(connection, sa.select(statements).where(statements.c.owner == owner, about), StatementRow)
+    logged = [row for row in rows if _is_logged(connection, row)]
+    if all(row.kind != ADDRESS for row in logged):
+        raise PayoutFailed(f"The ledger does not have the address of owner {owner[-8:]} in the store.", hint=_ALTERED)
+    if missing := {*working} - {owner} - {row.node_id for row in logged}:
+        raise PayoutFailed(
+            f"The ledger does not have {len(missing)} of the nodes of owner {owner[-8:]} in the store.", hint=_ALTERED
+        )
+
+
+_ALTERED = "Send no money: somebody may have altered the store. Compare it with a backup."
+
+
+def _is_logged(connection: sa.Connection, row: StatementRow) -> bool:
+    """Return True if the owner has signed what a row says, and the log has the digest of that."""
+    act = store.find(connection, f"owner:{row.owner}:{row.number}")
+    if act is None or not isinstance(act.entry, OwnerAct) or act.entry.statement_digest != chunks.digest(row.envelope):
+        return False
+    owner, said = open_statement(row.envelope)
+    about = said.address == row.address if isinstance(said, PayoutAddress) else said.node_id == row.node_id
+    return about and (owner, said.kind) == (row.owner, row.kind)
 
 
 def owners_of(connection: sa.Connection) -> dict[str, str]:

@@ -11,6 +11,8 @@
 - Only credit that a signed checkpoint covers is paid out: everybody can check it before the money moves.
 - The minimum applies to the sum of an owner's nodes: ten small nodes are paid as one large node.
 - A batch is settled by the rail that it was made for: another one does not know its key.
+- An owner's address and nodes must be in the log, and the payees of a batch must have the root that the log names: the
+  tables beside it are not signed, and somebody may have altered them.
 - No batch is ever undone: people must solve the case of a payee who cannot be paid.
 """
 
@@ -18,6 +20,7 @@ import csv
 import io
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -87,12 +90,10 @@ def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int
             hint="Owners set one with `swarm-node keys address`; it counts after payouts.address_delay_h.",
         )
     number = 1 + (connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0)
-    total = sum(payee.amount_micros for payee in recipients)
-    head = PayoutBatch(
-        batch=number, payees_root=tree_of.root(recipients).hex(), payees=len(recipients), amount_micros=total
-    )
     moves = [Payout(batch=number, node_id=node, amount_micros=micros) for node, micros in shares]
-    outcomes = store.append_all(connection, [head, *moves], now_ms)
+    head = _head(recipients)
+    entry = PayoutBatch(batch=number, payees_root=head.root, payees=head.count, amount_micros=head.amount_micros)
+    outcomes = store.append_all(connection, [entry, *moves], now_ms)
     if any(outcome is not EntryOutcome.APPLIED for outcome in outcomes):
         raise PayoutFailed(f"The ledger refuses batch {number}: {', '.join(sorted(set(outcomes)))}.")
     connection.execute(
@@ -125,7 +126,28 @@ def load(connection: sa.Connection, number: int, round_id: str) -> LoadedBatch:
     row = next((row for row in listed(connection) if row.number == number), None)
     if row is None:
         raise NotFound(f"There is no batch {number}.", hint="See `swarm-coordinator payout list`.")
-    return LoadedBatch(row, TransferBatch(round_id, number, _payees_of(connection, number)))
+    batch = TransferBatch(round_id, number, _payees_of(connection, number))
+    logged = store.find(connection, f"payout_batch:{number}")
+    head = logged.entry if logged else None
+    if not isinstance(head, PayoutBatch) or (head.payees_root, head.payees, head.amount_micros) != _head(batch.payees):
+        raise PayoutFailed(
+            f"The payees of batch {number} in the store are not those that the ledger names.",
+            hint="Send no money: somebody has altered the store. Compare it with a backup.",
+        )
+    return LoadedBatch(row, batch)
+
+
+class BatchHead(NamedTuple):
+    """What the ledger says of the payees of a batch."""
+
+    root: str
+    count: int
+    amount_micros: int
+
+
+def _head(recipients: Sequence[Payee]) -> BatchHead:
+    total = sum(payee.amount_micros for payee in recipients)
+    return BatchHead(tree_of.root(recipients).hex(), len(recipients), total)
 
 
 def export(batch: TransferBatch, folder: Path) -> tuple[Path, Path]:
@@ -209,6 +231,7 @@ def _payable(
         owed, address = sum(micros for _, micros in mine), addresses.get(owner, "")
         amount = owed - owed % terms.step_micros
         if address and address.startswith(terms.scheme) and owed >= terms.minimum_micros and amount:
+            owners.require_logged(connection, owner, address, [node for node, _ in mine])
             recipients.append(Payee(owner, address, amount))
             moves += _shares_of(amount, mine)
     return recipients, moves

@@ -11,6 +11,7 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from coordinator.cli import app
+from coordinator.transactions import owners
 from ledger import store
 from ledger.entry import Pending, Post
 from protocol import limits
@@ -52,6 +53,7 @@ def owe(served: Served, node: NodeId, micros: int) -> None:
         amount_micros=micros,
     )
     served.round.database.run_now(store.append_all, [credit, Post(claim_id=claim)], 0)
+    served.round.database.run_now(owners.sequence, [node], 0)
 
 
 @pytest.fixture
@@ -155,6 +157,22 @@ async def pay(served: Served) -> None:
     assert listed.output == "batch 1: settled, rail manual, reference SEPA-1\n"
     shown = await run(app, "payout", "show", ROUND_FILE, "1", *settings)
     assert shown.output.splitlines()[1] == f"root {created['root']}"
+
+
+async def test_a_balance_that_was_altered_in_the_store_is_not_paid(served: Served, home: Path, sign: list[str]) -> None:
+    join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
+    await take_on(served, join, home, sign)
+    owe(served, NODE.node_id, 2_000_000)
+    await served.round.publish_checkpoint()
+    altered = (
+        "UPDATE statements SET counts_from_ms = 0",
+        "UPDATE ledger_balances SET micros = micros + 5000000 WHERE account LIKE 'payable:%'",
+        "UPDATE ledger_balances SET micros = micros - 5000000 WHERE account = 'budget'",
+    )
+    served.round.database.run_now(lambda connection: [connection.exec_driver_sql(each) for each in altered])
+    refused = await run(app, "payout", "create", ROUND_FILE, "--set", f"round.directory={served.round.folder}")
+    assert "The store differs from the ledger's entries in 2 places" in str(refused.exception)
+    assert not (served.round.folder / "payouts").exists()
 
 
 async def test_sepa_batch_has_a_file_and_waits_for_its_reference(served: Served, home: Path, sign: list[str]) -> None:

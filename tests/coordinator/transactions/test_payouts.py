@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.store.state import Database
+from coordinator.store.tables import nodes, statements
 from coordinator.transactions import owners, payouts
 from coordinator.transactions.payouts import BatchState, PayoutTerms
 from coordinator.transactions.rails.base import Rail, Status, TransferBatch
@@ -35,7 +36,7 @@ from ledger.entry import (
 from ledger.payout_proof import PayoutReply
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound, PayoutFailed, ProofInvalid
-from protocol.people.owner import PayoutAddress, seal_statement
+from protocol.people.owner import Delegation, PayoutAddress, seal_statement
 from protocol.wire.signing import NodeKey
 from tests.coordinator.bank import Bank
 from tests.coordinator.transactions.test_owners import delegate
@@ -61,6 +62,7 @@ def owe(world: World, key: NodeKey, micros: int) -> None:
         amount_micros=amount(micros, PRICE),
     )
     world.run(store.append_all, [credit, Post(claim_id=claim)], 0)
+    world.run(owners.sequence, [key.node_id], 0)
 
 
 def publish(world: World) -> None:
@@ -198,6 +200,7 @@ def test_what_an_appeal_gave_back_waits_for_a_checkpoint_too(world: World) -> No
         Reinstate(claim_id=claim, appealed_claim_id=claim, reason_code="fault_refuted"),
     ]
     world.run(store.append_all, ruled, 0)
+    world.run(owners.sequence, [key.node_id], 0)
     with pytest.raises(PayoutFailed, match="No owner"):
         world.run(payouts.create, TERMS, now_ms=world.now_ms)
     assert [payee.amount_micros for payee in create(world).payees] == [500]
@@ -281,6 +284,59 @@ def test_payee_is_shown_the_own_line_once_it_is_published_and_nobody_elses(world
     shown = prove(world, first[0]).payout
     assert shown
     assert isinstance(parse(shown.entries[2].entry), Paid)
+
+
+ALTERED_BATCHES = {
+    "another payee": "UPDATE payees SET address = 'text:thief'",
+    "another amount": "UPDATE payees SET amount_micros = amount_micros + 1 WHERE place = 0",
+    "a payee more": "INSERT INTO payees SELECT batch, 2, 'thief', 'text:thief', 1 FROM payees WHERE place = 0",
+    "a payee less": "DELETE FROM payees WHERE place = 1",
+    "no such batch in the log": "UPDATE ledger_entries SET effect = 'payout_batch:7' WHERE effect = 'payout_batch:1'",
+}
+"""What somebody who can write to the store may do to a batch that waits for its payment."""
+
+
+@pytest.mark.parametrize("altered", ALTERED_BATCHES.values(), ids=ALTERED_BATCHES)
+def test_payees_that_were_altered_in_the_store_are_not_paid(world: World, tmp_path: Path, altered: str) -> None:
+    for number in (1, 2):
+        owe(world, owner(number, world)[0], 500)
+    batch = create(world)
+    bank = Bank(tmp_path / "bank")
+    world.run(lambda connection: connection.exec_driver_sql(altered))
+    with pytest.raises(PayoutFailed, match="not those that the ledger names"):
+        settle(world, batch, bank)
+    assert not bank.transfers
+
+
+def test_an_address_that_was_altered_in_the_store_is_not_paid(world: World) -> None:
+    (key,) = owner(1, world)
+    owe(world, key, 500)
+    world.run(lambda connection: connection.exec_driver_sql("UPDATE statements SET address = 'text:thief'"))
+    with pytest.raises(PayoutFailed, match="does not have the address"):
+        create(world)
+    assert balance(world, key) == (500, 0, 0)
+
+
+@pytest.mark.parametrize("forges_delegation", [False, True])
+def test_a_node_that_was_given_to_another_owner_in_the_store_is_not_paid(world: World, forges_delegation: bool) -> None:
+    """A delegation is signed by the owner alone, so a thief can sign one for any node; the log has the real ones."""
+    (victim,), (rich,) = owner(1, world), owner(2, world)
+    owe(world, victim, 500)
+    owe(world, rich, 500)
+    thief = NodeKey((1_002).to_bytes(32))
+
+    def alter(connection: sa.Connection) -> None:
+        connection.execute(sa.update(nodes).where(nodes.c.node_id == victim.node_id).values(owner=thief.node_id))
+        if forges_delegation:
+            word = seal_statement(thief, Delegation(node_id=victim.node_id, number=7))
+            row = {"owner": thief.node_id, "number": 7, "kind": "delegation", "address": "", "envelope": word}
+            row |= {"received_ms": 0, "counts_from_ms": 0, "node_id": victim.node_id, "sequenced": True}
+            connection.execute(sa.insert(statements).values(**row))
+
+    world.run(alter)
+    with pytest.raises(PayoutFailed, match="does not have 1 of the nodes"):
+        create(world)
+    assert balance(world, victim) == (500, 0, 0)
 
 
 def test_payment_by_hand_waits_for_a_reference_and_takes_one(world: World) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -36,7 +37,7 @@ from coordinator.api import (
     watch,
 )
 from coordinator.api.guard import BODIES, BOUNDS, Bodies, Bounds, Callers, Runner, held_until_answered, listen
-from coordinator.api.http import ERROR_PAGE, OWN_HOSTS, ROUND, errors, own_hosts
+from coordinator.api.http import ERROR_PAGE, OWN_HOSTS, ROUND, STRANGERS_READS, errors, own_hosts
 from coordinator.api.watch import WATCH, Watch
 from coordinator.base.children import Life, keep_running, script
 from coordinator.base.clock import now_ms
@@ -105,6 +106,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         app[OWN_HOSTS] = hosts
     app[BOUNDS] = bounds
     app[BODIES] = Bodies(bounds.bodies_bytes)
+    app[STRANGERS_READS] = Counter()
     caller.serve(app, bounds.proxies)
     app[WATCH] = Watch(round_, bounds)
     install.wheel_of(round_.config)  # refused here, not at the first download

@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
+from coordinator.api.http import body, read_for_stranger, reply, reply_json, require_operator
 from coordinator.base.clock import now_ms
 from coordinator.transactions import audits, lottery
 from protocol.errors import NotFound
@@ -68,9 +68,8 @@ async def verdicts(request: web.Request) -> web.Response:
 @routes.get("/v1/audits/{epoch:[0-9]{1,12}}")
 async def draws(request: web.Request) -> web.Response:
     """Return the lottery of a closed epoch: every claim with its audit rate, whose digest is in the log."""
-    round_ = request.app[ROUND]
     epoch = int(request.match_info["epoch"])
-    if not await round_.database.read(lottery.is_over, epoch):
+    if not await read_for_stranger(request, lottery.is_over, epoch):
         raise NotFound(f"Epoch {epoch} is not over.", hint="Its secret is still in use. Try again when it is revealed.")
-    listed = await round_.database.read(lottery.draws, epoch)
+    listed = await read_for_stranger(request, lottery.draws, epoch)
     return reply_json([[draw.claim_id, draw.rate_ppm] for draw in listed])

@@ -10,7 +10,7 @@
 
 from aiohttp import web
 
-from coordinator.api.http import MSGPACK, ROUND, body, reply
+from coordinator.api.http import MSGPACK, ROUND, body, read_for_stranger, reply
 from coordinator.base.clock import now_ms
 from coordinator.base.urls import host_of_url
 from coordinator.publishing.mirror import IMMUTABLE
@@ -49,7 +49,7 @@ async def _open_to_pages(request: web.Request, response: web.StreamResponse) -> 
 async def checkpoint(request: web.Request) -> web.Response:
     """Return the newest signed checkpoint of the ledger."""
     round_ = request.app[ROUND]
-    note = await round_.database.read(witnesses.checkpoint, round_.config.ledger.keys)
+    note = await read_for_stranger(request, witnesses.checkpoint, round_.config.ledger.keys)
     if note is None:
         raise NotFound("No checkpoint is signed yet.", hint="Try again in a few seconds.")
     headers = {"Cache-Control": "no-store"}
@@ -60,7 +60,7 @@ async def checkpoint(request: web.Request) -> web.Response:
 async def cosigned(request: web.Request) -> web.Response:
     """Return the last checkpoint that each of the round's witnesses has signed."""
     round_ = request.app[ROUND]
-    signed = await round_.database.read(witnesses.cosigned, round_.config.ledger.keys)
+    signed = await read_for_stranger(request, witnesses.cosigned, round_.config.ledger.keys)
     return web.Response(body=signed.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})
 
 
@@ -82,7 +82,7 @@ async def cosign(request: web.Request) -> web.Response:
 @routes.get("/v1/ledger/tile/{name:.{1,60}}")
 async def tile(request: web.Request) -> web.Response:
     """Return a tile of the log."""
-    data = await request.app[ROUND].database.read(store.read_file, Tile.parse(request.match_info["name"]))
+    data = await read_for_stranger(request, store.read_file, Tile.parse(request.match_info["name"]))
     return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": IMMUTABLE})
 
 
@@ -90,7 +90,7 @@ async def tile(request: web.Request) -> web.Response:
 async def receipt(request: web.Request) -> web.Response:
     """Return the ledger's receipt for a claim: its entries with their proofs."""
     round_ = request.app[ROUND]
-    note, entries = await round_.database.read(store.prove_claim, request.match_info["claim"])
+    note, entries = await read_for_stranger(request, store.prove_claim, request.match_info["claim"])
     made = LedgerReceipt(roots=round_.roots, checkpoint=note, entries=tuple(entries))
     return web.Response(body=made.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})
 
@@ -100,7 +100,7 @@ async def receipts(request: web.Request) -> web.Response:
     """Return the receipts of many claims under the newest checkpoint; one that is not published has no entries."""
     round_ = request.app[ROUND]
     asked = ReceiptsRequest.from_bytes(await body(request, RECEIPTS_REQUEST_MAX_BYTES))
-    note, found = await round_.database.read(store.prove_claims, asked.claims)
+    note, found = await read_for_stranger(request, store.prove_claims, asked.claims)
     claims = tuple(
         ClaimProof(claim_id=claim, checkpoint=0, entries=tuple(map(PackedProof.pack, proven)))
         for claim, proven in found.items()

@@ -14,7 +14,7 @@ from importlib import resources
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator.api.http import ROUND
+from coordinator.api.http import ROUND, read_for_stranger
 from coordinator.api.snapshot import SECURITY, Page
 from coordinator.api.watch import WATCH, site_of
 from coordinator.pages import board, entries, feed, front, joining, layout, node, pictures, training, usage, verifying
@@ -126,7 +126,7 @@ async def _node(request: web.Request) -> node.NodeFigures:
             finished=round_.news.finished,
         )
 
-    return await round_.database.read(read)
+    return await read_for_stranger(request, read)
 
 
 def _ranked(figures: board.BoardFigures, node_id: str) -> tuple[int, RankingLine]:
@@ -160,7 +160,7 @@ async def _entries(request: web.Request, index: int | None) -> web.Response:
         names = {row.node_id: row.name for row in connection.execute(named)}
         return entries.EntriesPage(start, recorded, size, names, newest_first=index is None)
 
-    page = await round_.database.read(read)
+    page = await read_for_stranger(request, read)
     return _html(entries.render(page, site_of(round_), round_.config.round.money)).reply(request)
 
 
@@ -203,7 +203,7 @@ async def news(request: web.Request) -> web.Response:
         ]
         return rows, history.incidents(connection)
 
-    text = feed.render(site_of(round_), *await round_.database.read(read), round_.round_id)
+    text = feed.render(site_of(round_), *await read_for_stranger(request, read), round_.round_id)
     return Page(text.encode(errors="replace"), "application/atom+xml; charset=utf-8").reply(request)
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator.api.http import ROUND, reply
+from coordinator.api.http import ROUND, read_for_stranger, reply
 from coordinator.service.round import Round
 from coordinator.transactions import commitments
 from protocol import limits
@@ -39,7 +39,7 @@ _FILE_NAME = TypeAdapter(FileName)
 @routes.get("/v1/training/settings/{digest:[0-9a-f]{64}}")
 async def settings(request: web.Request) -> web.Response:
     """Return the settings of updates by the digest that the log has of them."""
-    text = await request.app[ROUND].database.read(commitments.settings, request.match_info["digest"])
+    text = await read_for_stranger(request, commitments.settings, request.match_info["digest"])
     if text is None:
         raise NotFound("No update was made with these settings.")
     return web.Response(body=text.encode(), content_type="application/json")
@@ -51,7 +51,7 @@ async def kept(request: web.Request) -> web.Response:
     round_ = request.app[ROUND]
     if not round_.config.learner.kept_one_in:
         raise NotFound("This round keeps no updates for replays.", hint="The operator can set learner.kept_one_in.")
-    starts = await _starts(round_)
+    starts = await _starts(request)
     listed = await asyncio.to_thread(_listed, _folder(round_), sorted(starts))
     return web.Response(body=json.dumps(listed).encode(), content_type="application/json")
 
@@ -59,10 +59,10 @@ async def kept(request: web.Request) -> web.Response:
 @routes.get("/v1/training/batches/{number:[0-9]{1,12}}")
 async def batch(request: web.Request) -> web.Response:
     """Return a batch that the replay of a drawn update needs."""
-    round_, number = request.app[ROUND], int(request.match_info["number"])
-    if not any(start < number <= last for start, last in (await _starts(round_)).items()):
+    number = int(request.match_info["number"])
+    if not any(start < number <= last for start, last in (await _starts(request)).items()):
         raise NotFound(f"Batch {number} is not kept for a replay.")
-    return reply(await round_.database.read(commitments.kept_batch, number))
+    return reply(await read_for_stranger(request, commitments.kept_batch, number))
 
 
 @routes.get("/v1/training/{folder:start|checkpoints/[0-9]{9}}/{name}/{part:[0-9]{1,6}}")
@@ -76,7 +76,7 @@ async def part(request: web.Request) -> web.StreamResponse:
         except ValidationError:
             raise MalformedMessage("The name of the file is not valid.") from None
     kept = round_.config.learner.kept_one_in and (
-        folder == START or int(folder.removeprefix("checkpoints/")) in await _starts(round_)
+        folder == START or int(folder.removeprefix("checkpoints/")) in await _starts(request)
     )
     file = await asyncio.to_thread(_open, _folder(round_) / folder / name, number) if kept else None
     if file is None:
@@ -107,11 +107,12 @@ def _checkpoints(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit())
 
 
-async def _starts(round_: Round) -> dict[int, int]:
+async def _starts(request: web.Request) -> dict[int, int]:
     """Return the checkpoints with which replays of drawn updates begin, each with the last of these updates."""
+    round_ = request.app[ROUND]
     if not round_.config.learner.kept_one_in:
         return {}
-    drawn = await round_.database.read(commitments.drawn_before)
+    drawn = await read_for_stranger(request, commitments.drawn_before)
     numbers = await asyncio.to_thread(_checkpoints, _folder(round_))
     found: dict[int, int] = {}
     for update in sorted(drawn):

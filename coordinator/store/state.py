@@ -13,6 +13,8 @@
 - The effects of the operator and of timers go first, and are never refused. Those of nodes are refused as `Overloaded`
   once `WAITING_MAX` of them wait: so the queue stays short, and those in it are answered in time.
 - `Database.read` is for effects that only read, and take long: it has a thread of its own, and the writer goes on.
+- `Database.read_for_stranger` has another one, for requests that anybody may send: a crowd of strangers never delays
+  what the round, its nodes and the callers of the endpoint read.
 - SQLite runs in WAL mode with synchronous=FULL: acknowledged effects survive `kill -9` and a power cut.
 - A store of another schema than this software's is refused (`coordinator.store.schema`).
 - Effects take `now_ms` and random values as arguments; none of them reads a clock.
@@ -48,6 +50,8 @@ WAITING_MAX = 256
 READS_WAITING_MAX = 256
 """Reads that wait, each for the ones before it."""
 
+STRANGERS_READS_MAX = 64
+"""Reads of strangers that wait: the dearest take 50 ms each, so that an answer comes within a few seconds."""
 
 DURABLE = ("journal_mode=WAL", "synchronous=FULL")
 
@@ -111,6 +115,28 @@ class _Call:
     failure: BaseException | None = None
 
 
+class _Reader:
+    """A thread that reads, and the number of reads that wait for it."""
+
+    def __init__(self, name: str, waiting_max: int) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._waiting, self._waiting_max = 0, waiting_max
+
+    async def run(self, read: Callable[[], T]) -> T:
+        """Call `read` on the thread, unless too many wait already."""
+        if self._waiting >= self._waiting_max:
+            raise _overloaded()
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """End the thread after the reads that wait."""
+        self._thread.shutdown(wait=True)
+
+
 class Database:
     """The store of one round: an SQLite file, or a PostgreSQL database by its URL."""
 
@@ -120,7 +146,8 @@ class Database:
         self._dialect = SQLITE if isinstance(where, Path) else POSTGRESQL
         self._engine = engine(where)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
+        self._reader = _Reader("reader", READS_WAITING_MAX)
+        self._strangers_reader = _Reader("strangers", STRANGERS_READS_MAX)
         self._lock = threading.Lock()
         """The lock of the two queues and of `_is_writing`."""
         self._first: deque[_Call] = deque()
@@ -128,7 +155,6 @@ class Database:
         self._is_writing = False
         self.waiting = 0
         """The number of nodes' effects that are not answered yet."""
-        self._reading = 0
         if not any_schema:
             self._refuse_other_schemas()
 
@@ -163,14 +189,13 @@ class Database:
 
     async def read(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call an effect that changes nothing; it sees the store as it was at its start and waits for earlier reads."""
-        if self._reading >= READS_WAITING_MAX:
-            raise _overloaded()
-        self._reading += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._reader, lambda: self._read_now(effect, *args, **kwargs))
-        finally:
-            self._reading -= 1
+        return await self._reader.run(lambda: self._read_now(effect, *args, **kwargs))
+
+    async def read_for_stranger(
+        self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call an effect that changes nothing for a request that anybody may send; it waits for those of strangers."""
+        return await self._strangers_reader.run(lambda: self._read_now(effect, *args, **kwargs))
 
     def run_now(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call an effect without an event loop, for start-up and commands."""
@@ -208,7 +233,8 @@ class Database:
     def close(self) -> None:
         """Close the store after all waiting effects are done."""
         self._writer.shutdown(wait=True)
-        self._reader.shutdown(wait=True)
+        self._reader.close()
+        self._strangers_reader.close()
         self._engine.dispose()
 
     def _refuse_other_schemas(self) -> None:

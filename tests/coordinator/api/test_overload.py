@@ -1,17 +1,21 @@
 """More requests than the writer can take: nodes are told when to come again, and the learner keeps its way."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
+from aiohttp import ClientSession, TCPConnector
 
-from coordinator.api.http import RETRY_AFTER_S
-from coordinator.store.state import WAITING_MAX
+from coordinator.api.guard import SHARES, Bounds, Runner
+from coordinator.api.http import RETRY_AFTER_S, STRANGERS_READS
+from coordinator.store.state import STRANGERS_READS_MAX, WAITING_MAX
+from protocol.people.owner import Earnings, EarningsRequest
 from protocol.wire import canonical
 from protocol.work.messages import HeartbeatReply, VersionRequest
 from tests.coordinator.served import Served, serve
@@ -88,3 +92,49 @@ async def test_strangers_words_about_owners_wait_in_the_nodes_line_and_never_bef
             refused = await served.post("/v1/owners", b"not even a signature is looked at")
         assert refused.status == 503
         await asyncio.gather(*others)
+
+
+async def strangers_waiting_are(served: Served, number: int) -> None:
+    runner = served.client.server.runner
+    assert runner is not None
+    assert isinstance(runner, Runner)
+    while runner.app[STRANGERS_READS].total() != number:  # noqa: ASYNC110  # nobody else needs to be told of it
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def strangers_wait(served: Served, path: str, crowd: int) -> AsyncIterator[None]:
+    """A crowd that asks for `path`, behind a read of a stranger that takes long."""
+    free = threading.Event()
+    held = asyncio.create_task(served.round.database.read_for_stranger(lambda _connection: free.wait(60)))
+    await asyncio.sleep(0)
+    asked = [asyncio.create_task(served.client.get(path)) for _ in range(crowd)]
+    await strangers_waiting_are(served, crowd)
+    try:
+        yield
+    finally:
+        free.set()
+        await asyncio.gather(held, *asked)
+
+
+@pytest.mark.parametrize("path", ["/entries", "/v1/ledger/checkpoint", "/v1/training/settings/" + "0" * 64])
+async def test_a_crowd_of_strangers_that_reads_delays_no_node_and_not_the_round(served: Served, path: str) -> None:
+    """Rewards, publications and answers to queries are read, too: what strangers ask for must not be before them."""
+    key = await served.join()
+    async with asyncio.timeout(60), strangers_wait(served, path, STRANGERS_READS_MAX - 1):
+        refused = await served.client.get("/entries")
+        assert (refused.status, "Retry-After" in refused.headers) == (503, True)
+        await served.call(key, "/v1/earnings", EarningsRequest(), Earnings)
+        await served.round.database.read(nothing)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there 127.0.0.2 is an address of this machine unasked")
+async def test_a_strangers_address_has_a_quarter_of_the_reads_that_wait(tmp_path: Path) -> None:
+    quarter = STRANGERS_READS_MAX // SHARES
+    async with serve(tmp_path, bounds=Bounds(proxies=())) as served, asyncio.timeout(60), AsyncExitStack() as stack:
+        other = await stack.enter_async_context(ClientSession(connector=TCPConnector(local_addr=("127.0.0.2", 0))))
+        async with strangers_wait(served, "/entries", quarter):
+            assert (await served.client.get("/entries")).status == 503
+            waits = asyncio.create_task(other.get(served.client.make_url("/entries")))
+            await strangers_waiting_are(served, quarter + 1)
+        assert (await waits).status == 200

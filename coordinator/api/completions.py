@@ -4,8 +4,9 @@
   node that takes it; the answer names the version that sampled it and the claims, whose receipts anybody can verify.
 - `model` is `swarm`, for the version of whichever node answers, or `swarm@12` for version 12, while nodes hold it.
 - `temperature` is the request's, from 0 to 2, or else the round's. At 0 the likeliest tokens are the answer.
-- A caller that disconnects, or waits for longer than `Bounds.query_s`, withdraws its queries. Those of which its stream
-  has sent tokens stay, and are charged: else whoever hangs up before the last event would have the tokens for nothing.
+- A caller that disconnects, or waits for longer than `Bounds.query_s`, withdraws its queries, and pays only the nodes
+  that answer them all the same. Those of which its stream has sent tokens stay, and are charged: else whoever hangs up
+  before the last event would have the tokens for nothing.
 - Errors have OpenAI's form, with the code of `protocol.errors` inside.
 """
 
@@ -46,6 +47,9 @@ JSON = "application/json"
 
 BODY_MAX_BYTES = 4 * limits.MIB
 """Room for a prompt as long as a model's longest context, as text or as token ids."""
+
+CHEAP_BODY_BYTES = 4 * limits.KIB
+"""A body that is read before its key is looked up, which happens only once then: when its queries are recorded."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -135,7 +139,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuery]) -> web.StreamResponse:
     round_, key, patience_s = request.app[ROUND], require_key(request), request.app[BOUNDS].query_s
-    if not request.content.is_eof():  # a body that did not arrive with its head costs memory
+    size = request.content_length
+    is_cheap = request.content.is_eof() and size is not None and size <= CHEAP_BODY_BYTES
+    if not is_cheap:  # to receive or to read it costs more than to look up the key
         await round_.database.read(api_keys.number_of, key, now_ms=now_ms())
     data = await body(request, BODY_MAX_BYTES)
     query = await round_.beside_the_loop(lambda: read(data))

@@ -5,6 +5,8 @@
   key is charged what nodes were credited. So a key never spends more than its budget, which is a part of the round's.
 - The usage of a key is counted at the key and by day (`coordinator.transactions.key_days`), when an answer is accepted
   or retracted: its queries are deleted some day.
+- If a caller leaves while nodes sample its query, the reservation stays until their leases end, and pays them if they
+  answer: else whoever hangs up after each lease would spend the round's budget instead of the key's.
 - A revoked or expired key asks nothing more. Its open queries are answered and charged.
 """
 
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import QUERY_OPEN, api_keys, queries
+from coordinator.store.tables import IS_OPEN, QUERY_OPEN, api_keys, leases, queries
 from coordinator.transactions import key_days
 from coordinator.transactions.key_days import KeyUsage
 from ledger.prepared import Prepared
@@ -50,6 +52,13 @@ class ApiKeyRow(NamedTuple):
     """The time of its last query; None if it has none."""
 
 
+class LeftQuery(NamedTuple):
+    """The key of a query that was withdrawn, and what the query still reserves."""
+
+    api_key: int
+    reserved_micros: int
+
+
 # Built once: making a statement costs more than running it, and these run for every query.
 _of_digest = Prepared(sa.select(api_keys).where(api_keys.c.digest == sa.bindparam("of")), ApiKeyRow)
 _more = sa.bindparam("micros", type_=sa.BigInteger)
@@ -76,6 +85,15 @@ _settle = Prepared(
         answered_queries=api_keys.c.answered_queries + sa.bindparam("answered", type_=sa.Integer),
         tokens=api_keys.c.tokens + sa.bindparam("got", type_=sa.BigInteger),
     )
+)
+
+_end_left = Prepared(
+    sa.update(queries)
+    .where(queries.c.group_no == sa.bindparam("group"), queries.c.state == "withdrawn", queries.c.ended_ms.is_(None))
+    .where(~sa.exists().where(leases.c.group_no == queries.c.group_no, IS_OPEN))
+    .values(ended_ms=sa.bindparam("now", type_=sa.BigInteger))
+    .returning(queries.c.api_key, queries.c.reserved_micros),
+    LeftQuery,
 )
 
 
@@ -226,6 +244,13 @@ def charge(
 def release(connection: sa.Connection, number: int, reserved_micros: int) -> None:
     """Release what was reserved for a query that has ended without an answer."""
     _settle(connection, which=number, freed=reserved_micros, spent=0, answered=0, got=0)
+
+
+def release_left(connection: sa.Connection, group_no: int, now_ms: int) -> None:
+    """Release what a withdrawn query still reserves, if no node samples its group any more."""
+    left = _end_left(connection, group=group_no, now=now_ms).first()
+    if left is not None:
+        release(connection, left.api_key, left.reserved_micros)
 
 
 def _digest(key: str) -> str:

@@ -296,7 +296,8 @@ def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Ju
     if sound.is_extra:
         escrow.used(connection, [pending.claim_id], terms=judge.audits, now_ms=now_ms)
         if row.split == QUERY:
-            queries.record_answer(connection, row.prompt, now_ms)
+            credited = [pending, *(partial.pending for partial in sound.told)]
+            queries.record_answer(connection, row.prompt, credited, now_ms)
         elif not is_for_learner(row.group_no):
             evaluations.record_group(connection, row.group_no, now_ms)
     return _verdict("accepted", lease.lease_id, pending.tokens, pending.amount_micros)
@@ -410,7 +411,7 @@ def take_progress(
     open_ids = set()
     for lease in _held(connection, node=node):
         if lease.surplus:
-            lease_table.move(connection, lease.lease_id, LeaseEvent.CANCEL, judge.terms, now_ms)
+            lease_table.cancel(connection, lease, judge.terms, now_ms)
         else:
             open_ids.add(lease.lease_id)
     for lease_id in open_ids.intersection(held_ids):

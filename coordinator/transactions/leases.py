@@ -23,7 +23,7 @@ from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.rows import read_rows
 from coordinator.store.tables import IS_OPEN, batches, groups, is_for_training, leases, nodes, rollouts, versions
-from coordinator.transactions import partial_rollouts, staleness_bound, tally
+from coordinator.transactions import api_keys, partial_rollouts, staleness_bound, tally
 from ledger.entry import amount
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
@@ -313,7 +313,7 @@ def end_unanswered(
 ) -> bool:
     """End a lease without an answer, and offer its group again if nobody else works on it; cancel a surplus one."""
     if row.surplus:
-        return move(connection, row.lease_id, LeaseEvent.CANCEL, terms, now_ms)
+        return cancel(connection, row, terms, now_ms)
     if not move(connection, row.lease_id, event, terms, now_ms):
         return False
     others = sa.select(leases.c.lease_id).where(leases.c.group_no == row.group_no, IS_OPEN).limit(1)
@@ -324,6 +324,15 @@ def end_unanswered(
         reopen(connection, row.group_no, left, until_ms=until_ms)
     elif not is_for_learner(row.group_no):  # only a newcomer and a second node share a group of an evaluation
         set_group(connection, row.group_no, GroupState.TRIAL)
+    return True
+
+
+def cancel(connection: sa.Connection, row: OpenLease, terms: LeaseTerms | None, now_ms: int) -> bool:
+    """Cancel a surplus lease, which may be the last one for a query that was withdrawn."""
+    if not move(connection, row.lease_id, LeaseEvent.CANCEL, terms, now_ms):
+        return False
+    if not is_for_learner(row.group_no):
+        api_keys.release_left(connection, row.group_no, now_ms)
     return True
 
 

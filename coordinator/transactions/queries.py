@@ -14,7 +14,8 @@
   from the start: its caller reads the tokens while they are sampled (`coordinator.transactions.query_answers`).
 - An ended query is deleted after `store.queries_d` days, once every claim for it is settled: no audit can change any
   more what its key was charged. Leases, claims, audits and the ledger stay: they prove what nodes were paid.
-- An open lease of a withdrawn query is surplus: its node may stop, and is paid if it does not. Its key is not charged.
+- An open lease of a withdrawn query is surplus: its node may stop, and is paid by the key if it does not. Such a query
+  has no `ended_ms` until its last lease has ended.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ from coordinator.transactions import admission, api_keys
 from coordinator.transactions.key_days import KeyUsage
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.prompts import QUERY
-from ledger.entry import amount
+from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
 from protocol.errors import OutOfOrder, Overloaded
 from protocol.work.lease import Lease
@@ -322,13 +323,22 @@ def is_covered(connection: sa.Connection, group_no: int, cost_micros: int) -> bo
     return True
 
 
-def record_answer(connection: sa.Connection, number: int, now_ms: int) -> None:
-    """Record that a rollout of a query was accepted, and charge its key."""
+def record_answer(connection: sa.Connection, number: int, credited: Sequence[Pending], now_ms: int) -> None:
+    """Record that a rollout of a query was accepted, and charge its key what nodes were credited.
+
+    The answer to a withdrawn query is charged up to what the query reserved; no caller has it.
+    """
     row = _asked_for(connection, number=number).single_row()
+    micros, tokens = sum(each.amount_micros for each in credited), sum(each.tokens for each in credited)
     if _end(connection, number, "answered", now_ms):
-        cost, prompt_tokens = _cost(connection, row.group_no), len(row.prompt) // 4
-        usage = KeyUsage(1, prompt_tokens, cost.tokens, cost.credit_micros)
+        usage = KeyUsage(1, len(row.prompt) // 4, tokens, micros)
         api_keys.charge(connection, row.api_key, usage, reserved_micros=row.reserved_micros, answered_ms=now_ms)
+    elif row.state == "withdrawn" and row.ended_ms is None:
+        micros = min(micros, row.reserved_micros)
+        _change_reserved(connection, which=number, micros=row.reserved_micros - micros)
+        usage = KeyUsage(0, 0, 0, micros)
+        api_keys.charge(connection, row.api_key, usage, reserved_micros=micros, answered_ms=now_ms)
+        api_keys.release_left(connection, row.group_no, now_ms)
 
 
 def withdraw_open(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) -> None:
@@ -342,11 +352,12 @@ def withdraw(connection: sa.Connection, numbers: Sequence[int], *, now_ms: int) 
     ended = 0
     for number in numbers:
         row = _asked_for(connection, number=number).single_row()
-        if _end(connection, number, "withdrawn", now_ms):
-            ended += 1
-            api_keys.release(connection, row.api_key, row.reserved_micros)
-            which = IS_OPEN & (leases.c.group_no == row.group_no)
-            connection.execute(sa.update(leases).where(which).values(surplus=sa.true()))
+        if not _end(connection, number, "withdrawn", None):
+            continue
+        ended += 1
+        which = IS_OPEN & (leases.c.group_no == row.group_no)
+        connection.execute(sa.update(leases).where(which).values(surplus=sa.true()))
+        api_keys.release_left(connection, row.group_no, now_ms)
     return ended
 
 
@@ -389,7 +400,7 @@ def forget(connection: sa.Connection, numbers: Sequence[int]) -> None:
         raise OutOfOrder(f"{len(numbers) - deleted} of {len(numbers)} queries were deleted meanwhile.")
 
 
-def _end(connection: sa.Connection, number: int, state: str, now_ms: int) -> bool:
+def _end(connection: sa.Connection, number: int, state: str, now_ms: int | None) -> bool:
     return bool(_end_open(connection, which=number, ended_as=state, now=now_ms).rowcount)
 
 

@@ -63,7 +63,7 @@ def test_an_answer_that_comes_twice_or_is_surplus_counts_once_on_its_day(world: 
     node, key = world.join(1), new_key(world)
     lease = answered(world, node, key)
     assert world.submit(node, respond(node, lease)).outcome == "already_accepted"
-    world.run(queries.record_answer, 1, world.now_ms + DAY_MS)
+    world.run(queries.record_answer, 1, (), world.now_ms + DAY_MS)
     assert days_of(world) == [(0, 1, 2, 2, 2)]
     (number,) = ask(world, key)
     world.run(queries.withdraw, [number], now_ms=world.now_ms)

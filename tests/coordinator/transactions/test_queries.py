@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from coordinator.config import AuditSection
 from coordinator.store import tables
 from coordinator.transactions import api_keys, queries, query_answers
+from coordinator.transactions import leases as lease_table
 from coordinator.transactions.queries import Query
 from coordinator.transactions.query_answers import Growth, QueryAnswer, ReadUntil
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotFound, OutOfOrder, Overloaded
@@ -320,26 +321,65 @@ def test_open_queries_are_bounded(world: World) -> None:
         ask(world, two, **bounds)
 
 
-def test_a_withdrawn_query_costs_its_key_nothing_and_its_node_is_paid(world: World) -> None:
+def test_a_withdrawn_query_whose_node_stops_costs_its_key_nothing(world: World) -> None:
     node, key = world.join(1), new_key(world)
     numbers = ask(world, key, query(), query())
     (lease,) = world.offer(node).leases
     assert world.run(queries.withdraw, numbers, now_ms=world.now_ms) == 2
-    assert (shown(world)["reserved_micros"], shown(world)["open_queries"]) == (0, 0)
-    assert world.tell(node, held=[lease]).gone == (lease.lease_id,) or world.lease_states()
+    reserved_micros = shown(world)["reserved_micros"]
+    assert (reserved_micros, shown(world)["open_queries"]) == (MAX_NEW, 0), "the node may still answer one of them"
+    assert world.tell(node, held=[lease]).gone == (lease.lease_id,)
+    assert shown(world)["reserved_micros"] == 0
     assert not asked_in(world.offer(node, groups=4).leases)
     assert world.run(queries.withdraw, numbers, now_ms=world.now_ms) == 0
     assert shown(world)["spent_micros"] == 0
 
 
-def test_a_node_that_answers_a_withdrawn_query_is_paid(world: World) -> None:
+def test_a_key_pays_the_node_that_answers_a_withdrawn_query(world: World) -> None:
     node, key = world.join(1), new_key(world)
     numbers = ask(world, key)
     (lease,) = world.offer(node).leases
     world.run(queries.withdraw, numbers, now_ms=world.now_ms)
     verdict = world.submit(node, respond(node, lease))
     assert (verdict.outcome, verdict.credit_micros) == ("accepted", 2)
-    assert (answers(world, numbers), shown(world)["spent_micros"]) == ({}, 0)
+    assert answers(world, numbers) == {}
+    row = shown(world)
+    assert (row["spent_micros"], row["reserved_micros"], row["answered_queries"]) == (2, 0, 0)
+
+
+def test_hanging_up_after_each_lease_drains_no_more_than_the_keys_budget(world: World) -> None:
+    """The holder of a key hangs up as soon as a node has the query; its own node answers, and the round would pay."""
+    accomplice, key = world.join(1), new_key(world, budget_micros=3 * MAX_NEW)
+    paid_micros = 0
+    for _ in range(3):
+        numbers = ask(world, key)
+        (lease,) = asked_in(world.offer(accomplice).leases)
+        world.run(queries.withdraw, numbers, now_ms=world.now_ms)
+        paid_micros += world.submit(accomplice, respond(accomplice, lease, (72,) * MAX_NEW, "length")).credit_micros
+    assert paid_micros == shown(world)["spent_micros"] == 3 * MAX_NEW
+    with pytest.raises(KeyBudgetUsed):
+        ask(world, key)
+
+
+def test_hanging_up_before_any_answer_reserves_no_more_than_the_keys_budget(world: World) -> None:
+    accomplice, key = world.join(1), new_key(world, budget_micros=3 * MAX_NEW)
+    for _ in range(3):
+        numbers = ask(world, key)
+        assert asked_in(world.offer(accomplice).leases)
+        world.run(queries.withdraw, numbers, now_ms=world.now_ms)
+    with pytest.raises(KeyBudgetUsed):
+        ask(world, key)
+
+
+def test_a_withdrawn_query_of_a_lost_node_frees_what_it_reserved(world: World) -> None:
+    node, key = world.join(1), new_key(world)
+    numbers = ask(world, key)
+    world.offer(node)
+    world.run(queries.withdraw, numbers, now_ms=world.now_ms)
+    assert shown(world)["reserved_micros"] == MAX_NEW
+    world.now_ms += world.terms.timeout_ms
+    world.run(lease_table.expire, terms=world.terms, now_ms=world.now_ms)
+    assert (shown(world)["reserved_micros"], shown(world)["spent_micros"]) == (0, 0)
 
 
 def test_queries_of_a_killed_process_end_after_their_time(world: World) -> None:

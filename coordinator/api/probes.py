@@ -1,16 +1,19 @@
 """Routes with which nodes probe their own connection: upload speed, and whether they can be dialled.
 
-- Bodies are read up to a limit and discarded. The server dials only the address of a signed request, a few at once.
+- Bodies are read up to a limit and discarded. The server dials only the address of a signed request, a few at once, of
+  which one neighbourhood has a quarter: keys are free, and a dial that nobody answers takes seconds.
 - The reply to a failed dial takes the same time for every cause, so that it does not reveal open ports of a proxy.
 """
 
 import asyncio
 import hmac
+from collections import Counter
 
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator.api.caller import known_caller
+from coordinator.api.caller import HERE, known_caller, place_of
+from coordinator.api.guard import SHARES
 from coordinator.api.http import act, pieces, reply
 from protocol import limits
 from protocol.errors import Overloaded
@@ -21,7 +24,8 @@ routes = web.RouteTableDef()
 
 DIALS_AT_ONCE = 8
 
-DIALS = web.AppKey("dials", asyncio.Semaphore)
+DIALS = web.AppKey("dials", Counter[str])
+"""Dials under way, by place."""
 
 
 @routes.post("/v1/probe/upload")
@@ -38,16 +42,21 @@ async def dial(request: web.Request) -> web.Response:
     address = known_caller(request)
     if not address:
         return reply(Dialled(reached=False, proxied=True))
-    slots = request.app[DIALS]
-    if slots.locked():
+    dials, where = request.app[DIALS], place_of(request)
+    if dials.total() >= DIALS_AT_ONCE or (where != HERE and dials[where] >= DIALS_AT_ONCE // SHARES):
         raise Overloaded("The server is dialling too many other nodes.", hint="Try again in a few seconds.")
-    async with slots:
+    dials[where] += 1
+    try:
         return reply(Dialled(reached=await _says(address, wanted.port, wanted.word), proxied=False))
+    finally:
+        dials[where] -= 1
+        if not dials[where]:
+            del dials[where]
 
 
 def share(app: web.Application) -> None:
     """Store the state that these handlers share in `app`."""
-    app[DIALS] = asyncio.Semaphore(DIALS_AT_ONCE)
+    app[DIALS] = Counter()
 
 
 def _wanted(_connection: sa.Connection, _node: NodeId, message: Dial, *, now_ms: int) -> Dial:

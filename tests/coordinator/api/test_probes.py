@@ -1,15 +1,19 @@
 """Probes of a machine's connection: bounded bytes, and a dial that cannot scan others."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
+from aiohttp import ClientSession, TCPConnector
 
-from coordinator.api.guard import Bounds
+from coordinator.api.guard import SHARES, Bounds
+from coordinator.api.probes import DIALS_AT_ONCE
 from protocol import limits
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey
@@ -98,3 +102,53 @@ async def test_a_node_behind_a_trusted_proxy_is_dialled_itself(served: Served) -
         headers = {"X-Forwarded-For": "127.0.0.9"}
         response = await served.client.post("/v1/probe/dial", data=BytesIO(data), headers=headers)
         assert Dialled.from_bytes(await response.read()) == Dialled(reached=True, proxied=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there 127.0.0.2 is an address of this machine unasked")
+async def test_taking_all_dials_from_one_address_leaves_room_for_others(tmp_path: Path) -> None:
+    """A key is free and a dial without an answer takes seconds: a stranger could have all of them, all the time."""
+    quarter = DIALS_AT_ONCE // SHARES
+    async with AsyncExitStack() as stack, asyncio.timeout(60):
+        served = await stack.enter_async_context(serve(tmp_path, bounds=Bounds(proxies=())))
+        clients = [ClientSession(connector=TCPConnector(local_addr=(f"127.0.0.{last}", 0))) for last in (2, 3)]
+        one, other = [await stack.enter_async_context(client) for client in clients]
+        mute = await stack.enter_async_context(mute_listener("127.0.0.2"))
+        greeting = await stack.enter_async_context(listener(WORD.encode(), "127.0.0.3"))
+        waiting = [asyncio.create_task(dial_from(one, served, mute.port)) for _ in range(quarter)]
+        for _ in waiting:
+            await mute.called.acquire()
+        assert await dial_from(one, served, mute.port) == "overloaded"
+        assert await dial_from(other, served, greeting) == Dialled(reached=True, proxied=False)
+        assert await asyncio.gather(*waiting) == [Dialled(reached=False, proxied=False)] * quarter
+
+
+async def dial_from(client: ClientSession, served: Served, port: int) -> Dialled | str:
+    """Return the result of a dial, or the code of its refusal."""
+    data = served.sealed(KEY, "/v1/probe/dial", Dial(port=port, word=WORD))
+    async with client.post(served.client.make_url("/v1/probe/dial"), data=BytesIO(data)) as response:
+        body = await response.read()
+    return Dialled.from_bytes(body) if response.status == 200 else str(canonical.decode(body)["code"])
+
+
+class Mute(NamedTuple):
+    """A port that never says a word, and a count of those who called it."""
+
+    port: int
+    called: asyncio.Semaphore
+
+
+@asynccontextmanager
+async def mute_listener(host: str) -> AsyncIterator[Mute]:
+    called = asyncio.Semaphore(0)
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        called.release()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hold, host, 0)
+    try:
+        yield Mute(server.sockets[0].getsockname()[1], called)
+    finally:
+        server.close()
+        await server.wait_closed()

@@ -156,29 +156,23 @@ def _search(wish: Wish) -> Markup:
 
 def _lines(board: BoardFigures, wish: Wish) -> tuple[Any, ...]:
     ranked = {"owners": board.owners, "teams": board.teams}.get(wish.view, board.nodes)
-    places = [
-        PlacedLine(rank, line, rise) for rank, (line, rise) in enumerate(zip(ranked, risen(ranked), strict=True), 1)
-    ]
+    rises, places = risen(ranked), list(range(len(ranked)))
     best = max((line.score_micros for line in ranked), default=0.0)
     if wish.search:
         sought = wish.search.casefold()
-        places = [place for place in places if sought in _searched(place.line)]
+        places = [place for place in places if sought in ranked[place].searched]
     if wish.sort != "score":
-        places.sort(key=lambda place: -SORTS[wish.sort](place.line))
+        places.sort(key=lambda place: -SORTS[wish.sort](ranked[place]))
     pages = max(1, -(-len(places) // LINES_PER_PAGE))
     page = min(wish.page, pages)
     shown = places[(page - 1) * LINES_PER_PAGE : page * LINES_PER_PAGE]
     columns = [_sortable(name, column, wish) for name, column in COLUMNS]
     unit = parse_unit(board.status.get("unit"))
-    rows = [_cells(place, best, wish.view, unit) for place in shown]
+    rows = [_cells(PlacedLine(place + 1, ranked[place], rises[place]), best, wish.view, unit) for place in shown]
     order = "recent credit" if wish.sort == "score" else next(each.title for name, each in COLUMNS if name == wish.sort)
     caption = f"{VIEWS[wish.view]}, sorted by {order}; amounts in {unit.name}"
     empty = "No name or id matches this search." if wish.search else EMPTY[wish.view]
     return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
-
-
-def _searched(line: RankingLine) -> str:
-    return f"{line.name} {line.node_id} {line.owner} {words.owner(line.owner)}".casefold()
 
 
 def _sortable(name: str, column: Column, wish: Wish) -> Column:

@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -63,6 +64,7 @@ _FINDER = [True, False, True, True, True, False, True]
 _FALSE_FINDERS = (_FINDER + [False] * 4, [False] * 4 + _FINDER)
 
 
+@lru_cache(maxsize=4)
 def qr_svg(text: str, about: str) -> Markup | None:
     """Build the picture of a text, with `about` as its description; None if the text is too long."""
     matrix = qr_matrix(text.encode())

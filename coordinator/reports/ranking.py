@@ -11,6 +11,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -27,6 +28,7 @@ from ledger.tables import claims_table, entries_table
 from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
 from protocol.people import names
+from protocol.people.nicknames import nickname
 from protocol.text.visible import visible
 
 HALF_LIFE_MS = 7 * DAY_MS
@@ -78,6 +80,12 @@ class RankingLine:
         """Return the part after the last @ of the name, which anybody can choose; "" for the operator's name."""
         team = names.without_id(self.name).rpartition("@")[2].strip() if "@" in self.name else ""
         return "" if names.is_office(team) else visible(team, NAME_MAX_CHARS)
+
+    @cached_property
+    def searched(self) -> str:
+        """The text in which a search looks; made once, since strangers search as often as they like."""
+        owner = names.with_id(nickname(self.owner), self.owner)
+        return f"{self.name} {self.node_id} {self.owner} {owner}".casefold()
 
     @property
     def accept_ratio(self) -> float | None:

@@ -92,7 +92,7 @@ def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int
     number = 1 + (connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0)
     moves = [Payout(batch=number, node_id=node, amount_micros=micros) for node, micros in shares]
     head = _head(recipients)
-    entry = PayoutBatch(batch=number, payees_root=head.root, payees=head.count, amount_micros=head.amount_micros)
+    entry = PayoutBatch(batch=number, payees_root=head.root, payees=head.payees, amount_micros=head.amount_micros)
     outcomes = store.append_all(connection, [entry, *moves], now_ms)
     if any(outcome is not EntryOutcome.APPLIED for outcome in outcomes):
         raise PayoutFailed(f"The ledger refuses batch {number}: {', '.join(sorted(set(outcomes)))}.")
@@ -141,7 +141,7 @@ class BatchHead(NamedTuple):
     """What the ledger says of the payees of a batch."""
 
     root: str
-    count: int
+    payees: int
     amount_micros: int
 
 

@@ -145,15 +145,20 @@ async def test_a_caller_that_has_read_tokens_and_leaves_pays_for_its_answer(serv
     assert found["spent_micros"] > 0
 
 
-async def test_a_caller_that_leaves_its_stream_before_the_first_token_pays_nothing(served: Served) -> None:
+async def test_a_caller_that_leaves_its_stream_before_the_first_token_pays_the_node_that_answers(
+    served: Served,
+) -> None:
+    """Else whoever hangs up after each lease spends the round's budget instead of the key's."""
     key, node = await make_key(served, 10**9), await node_of(served)
     _, writer = await open_stream(served, key)
     lease = await the_lease_of_a_query(served, node)
     writer.transport.abort()
     await until(served, ["withdrawn"])
+    assert (await usage(served, key))["reserved_micros"] > 0
     await served.submit(node, long_answer(served, node, lease))
-    found = await usage(served, key)
-    assert (found["spent_micros"], found["reserved_micros"]) == (0, 0)
+    found, paid = await usage(served, key), await credited(served)
+    assert (found["spent_micros"], found["reserved_micros"], found["answered_queries"]) == (sum(paid), 0, 0)
+    assert found["spent_micros"] > 0
 
 
 async def test_the_growth_of_a_stream_that_nobody_reads_stays_in_the_store(served: Served) -> None:

@@ -249,7 +249,6 @@ OUTSIDERS = (
             ],
             "tests/coordinator/api/test_overload.py": [
                 "test_a_crowd_of_strangers_that_reads_delays_no_node_and_not_the_round",
-                "test_a_strangers_address_has_a_quarter_of_the_reads_that_wait",
             ],
             "tests/coordinator/api/test_probes.py": ["test_taking_all_dials_from_one_address_leaves_room_for_others"],
             "tests/coordinator/service/test_tls.py": [

@@ -78,7 +78,7 @@ def test_a_score_of_the_learners_own_is_named_where_no_node_evaluated() -> None:
 
 
 def test_a_flood_of_searches_makes_no_text_twice() -> None:
-    """Of ten thousand nodes it takes 30 ms, for which no node is answered."""
+    """The texts of ten thousand nodes take 30 ms, for which no node is answered."""
     lines = [replace(LINE, name=f"node {number}") for number in range(3)]
     figures = board.BoardFigures(EMPTY_BOARD, lines, [], [], {}, 9, 0, SITE)
     texts = [line.searched for line in lines]

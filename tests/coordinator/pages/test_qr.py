@@ -95,7 +95,7 @@ def drawn_on(
 
 
 def test_a_flood_of_requests_for_the_page_draws_its_code_once() -> None:
-    """To find the best mask takes 12 ms, for which no node is answered."""
+    """The search for the best mask takes 12 ms, for which no node is answered."""
     assert qr_svg("http://x#" + "0" * 64, "about") is qr_svg("http://x#" + "0" * 64, "about")
 
 

@@ -293,7 +293,7 @@ ALTERED_BATCHES = {
     "a payee less": "DELETE FROM payees WHERE place = 1",
     "no such batch in the log": "UPDATE ledger_entries SET effect = 'payout_batch:7' WHERE effect = 'payout_batch:1'",
 }
-"""What somebody who can write to the store may do to a batch that waits for its payment."""
+"""Changes that somebody who can write to the store may make to a batch that waits for its payment."""
 
 
 @pytest.mark.parametrize("altered", ALTERED_BATCHES.values(), ids=ALTERED_BATCHES)

@@ -132,7 +132,7 @@ def load(connection: sa.Connection, number: int, round_id: str) -> LoadedBatch:
     if not isinstance(head, PayoutBatch) or (head.payees_root, head.payees, head.amount_micros) != _head(batch.payees):
         raise PayoutFailed(
             f"The payees of batch {number} in the store are not those that the ledger names.",
-            hint="Send no money: somebody has altered the store. Compare it with a backup.",
+            hint="Send no money: somebody may have altered the store. Compare it with a backup.",
         )
     return LoadedBatch(row, batch)
 

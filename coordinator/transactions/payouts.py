@@ -138,7 +138,7 @@ def load(connection: sa.Connection, number: int, round_id: str) -> LoadedBatch:
 
 
 class BatchHead(NamedTuple):
-    """What the ledger says of the payees of a batch."""
+    """The terms of a batch in the ledger: the root of its payees, their number and their sum."""
 
     root: str
     payees: int

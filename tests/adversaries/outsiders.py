@@ -250,7 +250,6 @@ OUTSIDERS = (
             "tests/coordinator/api/test_overload.py": [
                 "test_a_crowd_of_strangers_that_reads_delays_no_node_and_not_the_round",
             ],
-            "tests/coordinator/api/test_probes.py": ["test_taking_all_dials_from_one_address_leaves_room_for_others"],
             "tests/coordinator/service/test_tls.py": [
                 "test_who_never_ends_a_tls_handshake_is_cut_and_others_are_served",
                 "test_tls_handshakes_of_one_address_count_as_its_connections",

@@ -258,6 +258,9 @@ class NoiseSession(BaseSession):
         if self._unread:
             unread, self._unread = bytes(self._unread), bytearray()
             return [unread]
+        return await self._next_plaintexts()
+
+    async def _next_plaintexts(self) -> list[bytes]:
         data = await self._read_some()
         if not data:
             raise ConnectionLost("The connection ended without a farewell.")
@@ -314,8 +317,7 @@ class NoiseSession(BaseSession):
     async def read(self, n: int | None = None) -> bytes:
         """Return exactly `n` bytes, or any available bytes without `n`."""
         while not self._unread or len(self._unread) < (n or 0):
-            for plaintext in await self.receive():
-                self._unread += plaintext
+            self._unread += b"".join(await self._next_plaintexts())
         wanted = len(self._unread) if n is None else n
         data = bytes(self._unread[:wanted])
         del self._unread[:wanted]

@@ -71,6 +71,28 @@ async def test_both_sides_know_each_other_and_lose_no_byte(
     assert await one.read(6) == b"answer"
 
 
+async def test_half_a_word_is_waited_for_and_not_looked_at_again_and_again() -> None:
+    """A loop that never waits would stop the whole node, for any stranger who sends one byte of a word."""
+    one, two = await shake_hands(ours(0), ours(1))
+    await two.read(26)
+    await one.write(b"half ")
+    calls = 0
+
+    def on_call(_frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+        if calls > 10_000:
+            raise RecursionError("read() asks again and again for what is not there")
+
+    sys.setprofile(on_call)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.write, b"word")
+            assert await two.read(9) == b"half word"
+    finally:
+        sys.setprofile(None)
+
+
 @pytest.mark.parametrize(("make", "runs_it"), [(ours, False), (stock, True)])
 async def test_noiseprotocol_is_not_run(make: Callable[[int], ISecureTransport], runs_it: bool) -> None:
     folder, called = str(distribution("noiseprotocol").locate_file("noise")), set[str]()

@@ -227,11 +227,12 @@ class Host:
     async def _reach(self, peer: Peer) -> None:
         """Return when there is a connection to the peer, whichever side opened it."""
         peer_id = ID.from_base58(peer.peer_id)
-        while not self._swarm.get_connections(peer_id):
-            if peer.calls:
-                await self._newcomers.next()
-            else:
-                await self.dials.reach(peer)
+        while peer.calls and not self._swarm.get_connections(peer_id):
+            await self._newcomers.next()
+        if not self._swarm.get_connections(peer_id):
+            await self.dials.reach(peer)
+        if not self._swarm.get_connections(peer_id):  # when to dial again is the caller's decision
+            raise PeerVanished("It ended the connection at once.")
 
     async def _dial(self, peer: Peer) -> None:
         with trio.fail_after(self._settings.dial_s):

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,12 @@ from libp2p.abc import IHost
 from libp2p.crypto.ed25519 import Ed25519PrivateKey, create_new_key_pair
 from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.security.noise.transport import Transport
 from multiaddr import Multiaddr
@@ -28,8 +33,8 @@ from protocol.wire.signing import NodeKey
 from protocol.work.messages import Peer
 from swarm_node.p2p.download import NoSource
 from swarm_node.p2p.host import Host, HostSettings
-from swarm_node.p2p.link import PeerStalled
-from swarm_node.p2p.noise import WrongPeer
+from swarm_node.p2p.link import PeerStalled, PeerVanished
+from swarm_node.p2p.noise import Noise, WrongPeer
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
     QUICK,
@@ -131,6 +136,36 @@ async def test_a_child_that_cannot_be_reached_yet_is_called_again() -> None:
         async with node(2, port=int(port)) as child:
             assert child.addresses == (f"{host}:{port}",)
             await until_connected(child, {shy.node_id})
+
+
+async def test_a_peer_that_hangs_up_after_the_handshakes_is_dialled_once_and_not_without_a_pause() -> None:
+    pair = create_new_key_pair(key(9))
+    dials = 0
+
+    async def hang_up(stream: trio.SocketStream) -> None:
+        nonlocal dials
+        dials += 1
+        raw = RawConnection(TrioTCPStream(stream), False)
+        await agree(raw, "/noise")
+        await agree(await Noise(pair).secure_inbound(raw), "/yamux/1.0.0")
+        await stream.aclose()
+
+    async with node(1) as one, trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, hang_up, 0, host="127.0.0.1"))
+        address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        rude = Peer(peer_id=ID.from_pubkey(pair.public_key).to_base58(), address=address, kind="peer")
+        with pytest.raises(PeerVanished):
+            await one.connect(rude, dial_s=DIAL_S)
+        assert dials == 1
+        nursery.cancel_scope.cancel()
+
+
+async def agree(stream: ReadWriteCloser, protocol: str) -> None:
+    """Answer a negotiation whose first proposal is this protocol."""
+    words = MultiselectCommunicator(stream)
+    for word in ("/multistream/1.0.0", protocol):
+        assert await words.read() == word
+        await words.write(word)
 
 
 async def test_calls_are_kept_while_they_are_idle_and_until_another_plan_names_them_no_more() -> None:

@@ -7,7 +7,8 @@ Rules for both sides; a peer that breaks one gets `MuxViolation` and loses its c
 - A stream ends by FIN in each direction or by RST in both. A stream that we closed and do not read, and that the peer
   leaves open, is reset after some ticks.
 - Frames cost: each tick pays for `frames_per_tick` frames, and each KiB of payload, in either direction, for one more.
-  So floods of pings, resets or tiny updates end the connection, and honest traffic does not.
+  A message that completes no header costs as much as a frame, since it has to be decrypted. So floods of pings, resets,
+  tiny updates or empty messages end the connection, and honest traffic does not.
 - `tick` is the only clock. A peer that is silent for a whole tick is pinged, and after two it is `PeerSilent`.
 
 Streams that may send take turns, one frame each; control frames go before all data.
@@ -266,15 +267,18 @@ class YamuxMachine:
     # Input.
 
     def receive(self, data: bytes) -> list[Event]:
-        """Process bytes from the peer; raises `MuxViolation`, after which only `end` may be called."""
-        self._heard = True
+        """Process a message from the peer; raises `MuxViolation`, after which only `end` may be called."""
+        self._heard, has_header = True, False
         events: list[Event] = []
         for item in self._reader.feed(data):
             if isinstance(item, FrameHeader):
+                has_header = True
                 self._charge()
                 _ON_FRAME[item.kind](self, item, events)
             else:
                 self._on_body(item, events)
+        if not has_header:
+            self._charge()
         return events
 
     def _charge(self) -> None:

@@ -255,6 +255,8 @@ def test_a_peer_that_breaks_the_rules_is_named(attack: bytes, named: str) -> Non
         pytest.param(
             lambda n: syn(2 * n + 3) + pack(FrameKind.WINDOW_UPDATE, Flag.RST, 2 * n + 3, 0), id="rapid reset"
         ),
+        pytest.param(lambda n: b"", id="messages without a byte"),
+        pytest.param(lambda n: data(1, bytes(1000))[n : n + 1], id="a message for each byte of a frame"),
     ],
 )
 def test_a_flood_of_frames_that_carry_nothing_ends(attack: Callable[[int], bytes]) -> None:

@@ -8,7 +8,7 @@
 - All methods block; callers on an event loop use a thread.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +56,12 @@ class BlobStore:
                 hint="It is downloaded again. If this repeats, check the disk.",
             ) from error
         raise _absent(chunk)
+
+    def remove_damaged(self, chunks: Iterable[ChunkId]) -> None:
+        """Verify these chunks, and remove those that do not match their hashes."""
+        for chunk in chunks:
+            with suppress(UnknownChunk):
+                self.read(chunk)
 
     def mapped(self, chunk: ChunkId) -> memoryview:
         """Return the stored bytes, without verifying them again."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import trio
 
+from protocol.errors import UnknownChunk
 from protocol.ids import ChunkId
 from protocol.policy.manifest import PolicyManifest
 from protocol.text.plain import size_text
@@ -152,6 +153,9 @@ class VersionFetcher:
                 report = await self._fetch_chunks(manifest, sizes, plan)
             folder = await trio.to_thread.run_sync(draft.finish)
             return FetchedVersion(HeldVersion(manifest, folder), self._plans.receipt(manifest, report))
+        except UnknownChunk:  # a power cut damages many chunks at once, and each try finds only one
+            await trio.to_thread.run_sync(self._blobs.remove_damaged, sizes)
+            raise
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(draft.discard)

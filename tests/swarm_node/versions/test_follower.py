@@ -13,7 +13,15 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
-from protocol.errors import NotFound, RequestExpired, SwarmError, UnknownNode, Unreachable, UntrustedMetadata
+from protocol.errors import (
+    NotFound,
+    RequestExpired,
+    SwarmError,
+    UnknownChunk,
+    UnknownNode,
+    Unreachable,
+    UntrustedMetadata,
+)
 from protocol.ids import ChunkId
 from protocol.policy.chunks import chunk_id
 from protocol.policy.manifest import FileEntry, PolicyManifest
@@ -211,6 +219,24 @@ async def test_a_chunk_that_went_bad_on_this_disk_is_fetched_again_and_speaks_ag
     bad.write_bytes(b"?" * bad.stat().st_size)
     assert await follows(follower, version) == set()
     assert "was damaged on the disk" in caplog.text
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("harm", [lambda size: b"", lambda size: bytes(size)], ids=["empty", "zeros"])
+async def test_all_chunks_that_a_power_cut_damaged_are_found_in_one_try(
+    tmp_path: Path, harm: Callable[[int], bytes]
+) -> None:
+    """Each try copies and hashes the whole version."""
+    version = make_version(24)
+    here = Round(version, CHILD)
+    follower = here.follower(tmp_path)
+    for chunk in list(version.chunks)[:12]:
+        path = follower.fetcher._blobs.path(chunk)
+        path.write_bytes(harm(path.stat().st_size))
+    with pytest.raises(UnknownChunk, match="was damaged on the disk"):
+        await follower._follow()
+    await follower._follow()
+    assert follower.ready is not None
 
 
 @pytest.mark.trio

@@ -58,6 +58,9 @@ class ServeLimits:
     """A stream without a WANT is closed after this, unless a chunk is arriving; reopening costs two round trips."""
 
 
+SERVED_KEPT_MAX = 4096
+"""Peers kept for `report_served`; only the seeder calls it, every second."""
+
 Meter = Callable[[int], Awaitable[bool]]
 """Counts bytes about to be sent; False means that they must not be sent."""
 
@@ -90,10 +93,12 @@ class ChunkServer:
         self._wakes: dict[Link, Callable[[], None]] = {}
         self._streams: Counter[NodeId] = Counter()
 
-    def note_delivery(self, peer: NodeId, size_bytes: int) -> None:
+    def record_delivery(self, peer: NodeId, size_bytes: int) -> None:
         """Record that a peer has received a chunk."""
         self.bytes_sent += size_bytes
         self._served[peer] = None
+        if len(self._served) > SERVED_KEPT_MAX:
+            del self._served[next(iter(self._served))]
 
     def report_served(self, count: int) -> list[NodeId]:
         """Return up to `count` peers that received chunks and were not reported since."""
@@ -361,7 +366,7 @@ class _Conversation:
             await self._send(self._responder.reject(chunk, Reason.BUSY))
             return
         await self._send(self._responder.chunk(chunk, data))
-        self._server.note_delivery(self._link.peer, len(data))
+        self._server.record_delivery(self._link.peer, len(data))
 
     def _reject(self, chunk: ChunkId, reason: Reason) -> None:
         self._forget(chunk)

@@ -19,7 +19,7 @@ from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.host import Host, HostSettings
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
-from swarm_node.p2p.serve import ChunkServer, ServeLimits, _Conversation
+from swarm_node.p2p.serve import SERVED_KEPT_MAX, ChunkServer, ServeLimits, _Conversation
 from tests.swarm_node.p2p.test_patience import Scripted
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, make_version, node, store
 
@@ -67,6 +67,14 @@ async def test_every_want_is_answered_with_its_chunk_or_a_reason(tmp_path: Path)
         assert [one for one in got if one not in chunks] == [Reject(absent, Reason.ABSENT)]
         await wait_all_tasks_blocked()  # the server counts once the kernel has taken the last byte
         assert server.bytes_sent == sent
+
+
+def test_identities_without_end_are_not_remembered_by_a_server_that_reports_nobody(tmp_path: Path) -> None:
+    server = ChunkServer(store(tmp_path))
+    for number in range(2 * SERVED_KEPT_MAX):
+        server.record_delivery(NodeId(f"peer {number}"), 1)
+    reported = server.report_served(2 * SERVED_KEPT_MAX)
+    assert reported == [f"peer {number}" for number in range(SERVED_KEPT_MAX, 2 * SERVED_KEPT_MAX)]
 
 
 @pytest.mark.trio

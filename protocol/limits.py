@@ -339,9 +339,12 @@ CONNECTION_RECEIVE_MAX_BYTES = 32 * MIB
 HOST_RECEIVE_MAX_BYTES = 256 * MIB
 """All receive windows of a host together: the most memory that all its peers can make it use."""
 
+CALLERS_RECEIVE_MAX_BYTES = 3 * HOST_RECEIVE_MAX_BYTES // 4
+"""Receive windows of all peers that dialled: the rest is for the peers that we dial, however many addresses call."""
+
 ADDRESS_RECEIVE_MAX_BYTES = HOST_RECEIVE_MAX_BYTES // 4
-"""Receive windows of all peers that dialled from one address: a quarter, as for connections, so that other peers and
-our own dials still work."""
+"""Receive windows of all peers that dialled from one address: a quarter, as for connections, so that other peers still
+work."""
 
 CONNECTION_STREAMS_MAX = 128
 """Open streams of one connection; a node needs one or two, and each costs its peer a task."""

@@ -74,6 +74,7 @@ class HostSettings:
     connections_per_address: int = 64
     """The share of an address: a stranger takes at most a quarter of all; many honest nodes may share one address."""
     streams_max: int = 1024
+    """Callers have at most three quarters, since each of their streams has a first window of `receive_callers_bytes`."""
     upgrade_s: float = 10.0
     """The limit of a new connection's handshakes; a silent socket holds its slot no longer."""
     dial_s: float = 10.0
@@ -83,8 +84,9 @@ class HostSettings:
     """Keep-alive interval: a frozen peer is detected after two to three of these."""
     mux: MuxLimits = field(default_factory=MuxLimits)
     receive_max_bytes: int = limits.HOST_RECEIVE_MAX_BYTES
+    receive_callers_bytes: int = limits.CALLERS_RECEIVE_MAX_BYTES
     receive_per_address_bytes: int = limits.ADDRESS_RECEIVE_MAX_BYTES
-    """The limit for inbound connections only; the peers that we dial are our choice."""
+    """Both are limits for inbound connections only; the peers that we dial are our choice."""
 
 
 class _Newcomers(INotifee):
@@ -316,13 +318,14 @@ async def open_host(
 
 
 def _muxer(settings: HostSettings, budget: ReceiveBudget) -> Callable[[ISecureConn, ID], IMuxedConn]:
-    """Return the muxer factory; all inbound connections from one address share a part of the budget."""
+    """Return the muxer factory; all inbound connections share a part of the budget, and those from one address less."""
+    callers = ReceiveBudget(settings.receive_callers_bytes, budget)
     shares = WeakValueDictionary[str, ReceiveBudget]()  # each lives as long as its connections
 
     def make(conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         share, remote = budget, conn.get_remote_address()
         if not conn.is_initiator and remote is not None:
-            share = ReceiveBudget(settings.receive_per_address_bytes, budget)
+            share = ReceiveBudget(settings.receive_per_address_bytes, callers)
             share = shares.setdefault(neighbourhood(remote[0]), share)
         return YamuxConnection(conn, peer_id, host_budget=share, mux_limits=settings.mux, tick_s=settings.tick_s)
 

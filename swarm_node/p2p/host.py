@@ -74,7 +74,7 @@ class HostSettings:
     connections_per_address: int = 64
     """The share of an address: a stranger takes at most a quarter of all; many honest nodes may share one address."""
     streams_max: int = 1024
-    """Callers have at most three quarters, since each of their streams has a first window of `receive_callers_bytes`."""
+    """Callers have at most three quarters: the first window of each stream is a part of `receive_callers_bytes`."""
     upgrade_s: float = 10.0
     """The limit of a new connection's handshakes; a silent socket holds its slot no longer."""
     dial_s: float = 10.0

@@ -55,14 +55,22 @@ def find(policies: Path, manifest: PolicyManifest) -> Path | None:
     return None
 
 
-def held_files(policies: Path, manifest: PolicyManifest) -> dict[str, Path]:
-    """Return the undamaged files of earlier versions that this one can be built from, by digest."""
+Digests = dict[tuple[int, int, int, int], str]
+"""Digests of files by device, inode, size and time of the last write."""
+
+
+def held_files(policies: Path, manifest: PolicyManifest, known: Digests | None = None) -> dict[str, Path]:
+    """Return the undamaged files of earlier versions that this one can be built from, by digest.
+
+    Digests in `known` are used, and new ones are added.
+    """
+    known = {} if known is None else known
     folders = [*sorted(_of_versions(policies), reverse=True), *sorted((policies / TAKEN).glob("*"))]
     paths: dict[str, Path] = {}
     for entry in manifest.files:
         sizes = entry.sizes()
         for path in (folder / safe_name(entry) for folder in folders):
-            if path.is_file() and path.stat().st_size in sizes.values() and (name := _digest(path)) in sizes:
+            if path.is_file() and path.stat().st_size in sizes.values() and (name := _known(path, known)) in sizes:
                 paths[name] = path
                 break  # the newest folder is closest to this version
     return paths
@@ -273,6 +281,15 @@ def _read(path: Path) -> Iterator[bytes]:
 
 def _digest(path: Path) -> str:
     return blake3(mapped(path), max_threads=blake3.AUTO).hexdigest()
+
+
+def _known(path: Path, known: Digests) -> str:
+    """Return the digest of a file, computed if it is not in `known`."""
+    found = path.stat()
+    identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    if identity not in known:
+        known[identity] = _digest(path)
+    return known[identity]
 
 
 def _is_sound(path: Path, entry: FileEntry) -> bool:

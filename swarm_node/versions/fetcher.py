@@ -102,6 +102,8 @@ class VersionFetcher:
         self._other_rounds = other_rounds or OtherRounds(folder / "none")
         self._wrong_chunks: Counter[str] = Counter()
         """Count of wrong chunks by peer: peers with more are asked later."""
+        self._digests: assemble.Digests = {}
+        """Digests of held files, kept while a version does not fit on the disk: each try would compute them again."""
         self.download: Download | None = None
         self.traffic = Traffic()
 
@@ -141,9 +143,10 @@ class VersionFetcher:
 
     async def _build(self, manifest: PolicyManifest, *, is_first: bool) -> FetchedVersion:
         """Download and build a version from what is on this disk and what is missing."""
-        bases = await trio.to_thread.run_sync(assemble.held_files, self.folder, manifest)
-        sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
-        await trio.to_thread.run_sync(disk_space.require, self.folder, manifest, bases, sizes, self._blobs)
+        was_refused = bool(self._digests)
+        bases, sizes = await trio.to_thread.run_sync(self._survey_disk, manifest)
+        if was_refused:  # the digests were good enough to refuse it again, but nothing is built from them
+            bases, sizes = await trio.to_thread.run_sync(self._survey_disk, manifest)
         draft = await trio.to_thread.run_sync(Draft, self.folder, manifest, self._blobs, bases)
         if is_first:
             log.info("fetching version %d, the first here: %s", manifest.version, size_text(sum(sizes.values())))
@@ -159,6 +162,14 @@ class VersionFetcher:
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(draft.discard)
+
+    def _survey_disk(self, manifest: PolicyManifest) -> tuple[dict[str, Path], dict[ChunkId, int]]:
+        """Return the files to begin with, and the chunks that a version needs; raise an error if it does not fit."""
+        bases = assemble.held_files(self.folder, manifest, self._digests)
+        sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
+        disk_space.require(self.folder, manifest, bases, sizes, self._blobs)
+        self._digests.clear()
+        return bases, sizes
 
     async def _fetch_chunks(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: FetchPlan) -> FetchReport:
         report = FetchReport()

@@ -1,5 +1,6 @@
 """The times at which a node looks for news of the policy by itself."""
 
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,7 @@ from protocol.errors import (
     UntrustedMetadata,
 )
 from protocol.ids import ChunkId
-from protocol.policy.chunks import chunk_id
+from protocol.policy.chunks import chunk_id, digest
 from protocol.policy.manifest import FileEntry, PolicyManifest
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import FetchPlan, Peer, PlanRequest, TransferReceipt
@@ -33,9 +34,11 @@ from swarm_node.p2p.host import Host
 from swarm_node.p2p.punch import ReachResults
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.versions.broadcast_plans import BroadcastPlans
+from swarm_node.versions.disk_space import VersionTooLarge
 from swarm_node.versions.fetcher import VersionFetcher
 from swarm_node.versions.follower import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
 from tests.swarm_node.p2p_world import (
+    CHUNK_SIZE,
     PATIENT_SECONDS,
     Version,
     as_peer,
@@ -237,6 +240,32 @@ async def test_all_chunks_that_a_power_cut_damaged_are_found_in_one_try(
         await follower._follow()
     await follower._follow()
     assert follower.ready is not None
+
+
+@pytest.mark.trio
+async def test_while_a_version_does_not_fit_no_file_is_hashed_again_and_then_each_is(tiny_disk: Path) -> None:
+    first, more = make_version(2), make_version(12, seed=2)
+    other = more.manifest.files[0].model_copy(update={"path": "more.safetensors"})
+    both = manifest_of(*first.manifest.files, other, version=2, chunk_size=CHUNK_SIZE)
+    here = Round(first, CHILD)
+    follower = here.follower(tiny_disk)
+    await follower._follow()
+    here.publish(Version(both, first.chunks | more.chunks))
+    with pytest.raises(VersionTooLarge):
+        await follower._follow()
+    digests = dict(follower.fetcher._digests)
+    assert follower.ready is not None
+    damaged = follower.ready.folder / "model.safetensors"
+    times = damaged.stat()
+    damaged.write_bytes(bytes(times.st_size))
+    os.utime(damaged, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(VersionTooLarge):
+        await follower._follow()
+    assert follower.fetcher._digests == digests
+    await trio.run_process(["mount", "-o", "remount,size=1m", tiny_disk])
+    await follower._follow()
+    assert follower.ready.manifest == both
+    assert digest((follower.ready.folder / "model.safetensors").read_bytes()) == first.manifest.files[0].digest
 
 
 @pytest.mark.trio

@@ -9,7 +9,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF,
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from swarm_node.p2p.yamux import TICK_S
-from swarm_node.p2p.yamux_frames import FrameKind, PeerSilent, WindowExceeded, pack
+from swarm_node.p2p.yamux_frames import Flag, FrameKind, PeerSilent, WindowExceeded, pack
 from swarm_node.p2p.yamux_machine import BODY_MAX_BYTES
 from tests.swarm_node.muxed_world import face_to_face
 
@@ -192,3 +192,13 @@ async def test_a_peer_that_ignores_flow_control_is_cut_off() -> None:
                 await one.muxed.secured_conn.send([frame])
                 await wait_all_tasks_blocked()
         assert isinstance(two.muxed.broken, WindowExceeded)
+
+
+async def test_a_name_that_a_peer_opens_again_in_the_same_message_is_another_stream(autojump_clock: MockClock) -> None:
+    async with face_to_face() as (one, two):
+        opened, over = (pack(FrameKind.WINDOW_UPDATE, flag, 1, 0) for flag in (Flag.SYN, Flag.RST))
+        await one.muxed.secured_conn.send([opened + over + opened])
+        stream = await two.muxed.accept_stream()
+        await one.muxed.secured_conn.send([pack(FrameKind.DATA, 0, 1, 1) + b"x"])
+        with trio.fail_after(FOUND_OUT_S):
+            assert await stream.read() == b"x"

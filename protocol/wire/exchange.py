@@ -45,7 +45,8 @@ Rules:
 - A responder that is itself about to receive the chunk keeps the WANT and answers when the chunk arrives: so a version
   flows through a chain of nodes chunk by chunk. A responder that neither has nor expects the chunk rejects it as
   absent, at once or after the short time in which it may learn of a new version.
-- A CANCEL that arrives in time is answered by REJECT, reason cancelled; nothing else is.
+- A CANCEL that arrives in time is answered by REJECT, reason cancelled; nothing else is. There are no more CANCELs than
+  WANTs: one that crosses an answer is ignored, and one without a WANT is a fault.
 - A requester that is behind other nodes says so with each WANT. A responder may serve it before others; nobody can
   check the claim, and only the order of answers depends on it.
 - HAVE names chunks that arrived after the stream was opened, or were stored before; it may leave out any.
@@ -55,7 +56,8 @@ Failures, all faults of the other side, which end the stream: an unknown type or
 (`MalformedFrame`); a length beyond the type's limit (`FrameTooLarge`); a request by the responder or an answer by the
 requester (`WrongRole`); anything after BYE (`SpokeAfterBye`); an answer without a request, a second answer, reason
 cancelled without a CANCEL, a chunk of another size than the manifest says (`UnaskedAnswer`); more names in HAVE than
-two versions have (`TooMuchNews`); a WANT beyond the window or repeated, or cancelled twice (`WantRefused`).
+two versions have (`TooMuchNews`); a WANT beyond the window or repeated, or cancelled twice, or a CANCEL without a WANT
+(`WantRefused`).
 """
 
 from collections.abc import Collection
@@ -77,7 +79,7 @@ class UnaskedAnswer(PeerFault):
 
 
 class WantRefused(PeerFault):
-    """A WANT beyond the window, or for a name that already has an open WANT."""
+    """A WANT beyond the window, or for a name that already has an open WANT; a CANCEL without a WANT."""
 
     code = "want_refused"
 
@@ -234,6 +236,8 @@ class Responder:
     def __init__(self) -> None:
         self._names = _Standings()
         self._owed: dict[ChunkId, None] = {}
+        self._crossing = 0
+        """WANTs that were answered before any CANCEL: as many CANCELs may have crossed their answers."""
         self._speech = Speech.OPEN
 
     @property
@@ -254,6 +258,9 @@ class Responder:
                 raise WantRefused(f"Chunk {message.chunk[:12]}… was requested twice, or beyond the window.")
             self._owed[message.chunk] = None
         elif isinstance(message, Cancel):
+            self._crossing -= self._names.of(message.chunk) is ChunkStanding.CLOSED
+            if self._crossing < 0:
+                raise WantRefused(f"Chunk {message.chunk[:12]}… was cancelled without a WANT.")
             if not self._names.step(message):
                 raise WantRefused(f"The WANT for chunk {message.chunk[:12]}… was cancelled twice.")
             if message.chunk in self._owed:
@@ -273,6 +280,7 @@ class Responder:
         return self._answer(Reject(chunk, reason))
 
     def _answer(self, answer: Answer) -> Answer:
+        self._crossing += self._names.of(answer.chunk) is ChunkStanding.OPEN
         if not self._names.step(answer):
             raise ValueError("there is no WANT for this answer")
         self._owed.pop(answer.chunk, None)

@@ -290,13 +290,27 @@ def test_a_chunk_under_way_cannot_be_cancelled() -> None:
     assert requester.receive(responder.chunk(A, b"a")) == Chunk(A, b"a")
 
 
+@pytest.mark.parametrize("answered", [0, 1, 3])
+def test_a_flood_of_cancels_that_no_want_went_before_ends(answered: int) -> None:
+    """Each costs the responder as much as a WANT, and no answer holds it back."""
+    responder = Responder()
+    for number in range(answered):
+        responder.receive(Want(chunk_id(bytes([number]))))
+        responder.reject(chunk_id(bytes([number])), Reason.BUSY)
+    for _ in range(answered):
+        assert responder.receive(Cancel(A)) is None, "it may have crossed an answer"
+    with pytest.raises(WantRefused, match="without a WANT"):
+        responder.receive(Cancel(A))
+
+
 @pytest.mark.parametrize("standing", ChunkStanding)
 @pytest.mark.parametrize("message", [Want(A), Cancel(A), Chunk(A, b"a"), Reject(A, Reason.BUSY)], ids=repr)
 def test_what_the_table_does_not_list_is_refused_on_both_sides(standing: ChunkStanding, message: Message) -> None:
     requester, responder = Requester(), Responder()
-    if standing is not ChunkStanding.CLOSED:
-        responder.receive(requester.want(A, 1))
-        responder.start_answer(A)
+    responder.receive(requester.want(A, 1))
+    responder.start_answer(A)
+    if standing is ChunkStanding.CLOSED:
+        requester.receive(responder.chunk(A, b"a"))
     if standing is ChunkStanding.CANCELLED and (cancel := requester.cancel(A)):
         responder.receive(cancel)
     listed = (standing, type(message)) in TRANSITIONS

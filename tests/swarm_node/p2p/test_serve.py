@@ -96,9 +96,10 @@ async def test_a_chunk_that_went_bad_on_the_disk_is_not_served(tmp_path: Path) -
         encode(Chunk(CHUNKS[0], b"a gift")),
         encode(Reject(CHUNKS[0], Reason.BUSY)),
         encode(Want(CHUNKS[0])) * 2,
+        encode(Cancel(CHUNKS[0])),
         b"".join(encode(Want(chunk_id(bytes([at])))) for at in range(limits.EXCHANGE_WANTS_MAX + 1)),
     ],
-    ids=["unknown type", "oversize", "chunk", "reject", "want twice", "flood"],
+    ids=["unknown type", "oversize", "chunk", "reject", "want twice", "cancel without a want", "flood"],
 )
 async def test_a_requester_that_breaks_the_rules_is_sent_away_and_others_are_served(
     tmp_path: Path, frames: bytes

@@ -1,6 +1,7 @@
 """The seeder: serves a folder of chunks over libp2p until it is stopped.
 
-- It only reads the folder; the coordinator writes it, and new chunks are served as soon as they appear.
+- The coordinator writes the folder, and new chunks are served as soon as they appear. The seeder only reads it, but
+  removes a damaged chunk: so the next version that has the chunk writes it again.
 - The first JSON line on stdout reports that it is ready, its id and its addresses; later lines report the bytes sent in
   its best recent second. No receiver can measure that: a receiver may be limited by its own link.
 - It ends when stdin reaches its end (the parent has ended) or on SIGINT or SIGTERM, without an error, within 1 s.

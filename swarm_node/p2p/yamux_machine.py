@@ -47,7 +47,7 @@ _FRAME_COST = 1024
 
 
 class NoStream(Exception):
-    """The stream limit or a GO_AWAY prevents opening a stream."""
+    """The stream limit, the memory for windows, or a GO_AWAY prevents opening a stream."""
 
 
 class Opened(NamedTuple):
@@ -121,8 +121,10 @@ class YamuxMachine:
         """Open a stream; its first window is advertised with it."""
         if self._peer_left or self._left:
             raise NoStream("One side has said goodbye.")
-        if self._is_full(ours=True) or self._next_name > LENGTH_MAX or not self.budget.reserve(INITIAL_WINDOW_BYTES):
+        if self._is_full(ours=True) or self._next_name > LENGTH_MAX:
             raise NoStream(f"{len(self)} streams are open; close one first.")
+        if not self.budget.reserve(INITIAL_WINDOW_BYTES):
+            raise NoStream("The windows of other streams use all the memory for received bytes.")
         stream = Stream(self._next_name, ours=True, budget=self.budget)
         self._next_name += 2
         self._streams[stream.name] = stream

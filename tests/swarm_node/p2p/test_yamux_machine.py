@@ -189,6 +189,8 @@ def test_all_peers_in_concert_get_no_more_than_the_host_has() -> None:
     assert opened == [Opened(1), Opened(3), Opened(1)]
     assert sent(crowd[1]) == pack(FrameKind.WINDOW_UPDATE, Flag.RST, 3, 0)
     assert host.left == 0
+    with pytest.raises(NoStream, match="all the memory"):
+        YamuxMachine(initiator=True, host=host).open()
     for machine in crowd:
         machine.end()
     assert host.left == 3 * INITIAL_WINDOW_BYTES

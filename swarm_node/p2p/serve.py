@@ -4,7 +4,8 @@
   absent.
 - A WANT for a chunk that is still arriving waits, and is answered as soon as the chunk arrives. After `wait_s` it is
   rejected as absent, so that the requester gets an answer in time and may ask again. A WANT for a chunk that is not
-  expected waits `grace_s`, since the requester may have learned of a version slightly earlier.
+  expected waits `grace_s`, since the requester may have learned of a version slightly earlier; longer while the disk is
+  still being asked for it.
 - HAVE announces arriving chunks to requesters: soon, in batches, and each chunk once.
 - Nothing more is read from a requester that does not read its answers.
 - Bytes are counted (`meter`) before they are sent; when the owner's upload allowance is used up, the answer is BUSY.
@@ -260,12 +261,16 @@ class _Conversation:
         if chunk in arrivals.held_chunks:
             self._ready[chunk] = None
             return
-        self._waiting[chunk] = trio.current_time()
+        self._waiting[chunk] = asked_at = trio.current_time()
         if not arrivals.expects(chunk):
+            self._waiting[chunk] += self._limits.wait_s - self._limits.grace_s  # it may be stored
             self._changed.set()
-            if await self._server.has(chunk) and chunk in self._waiting:  # not if it arrived or was rejected meanwhile
-                del self._waiting[chunk]
-                self._ready[chunk] = None
+            is_stored = await self._server.has(chunk)
+            if chunk in self._waiting:  # not if it arrived or was rejected meanwhile
+                self._waiting[chunk] = asked_at
+                if is_stored:
+                    del self._waiting[chunk]
+                    self._ready[chunk] = None
 
     def _absent_at(self, chunk: ChunkId) -> float:
         """Return the time at which an owed chunk is rejected as absent."""

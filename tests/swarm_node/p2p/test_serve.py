@@ -104,7 +104,7 @@ async def test_a_chunk_that_went_bad_on_the_disk_is_not_served(tmp_path: Path) -
 async def test_a_requester_that_breaks_the_rules_is_sent_away_and_others_are_served(
     tmp_path: Path, frames: bytes
 ) -> None:
-    async with served(store(tmp_path, VERSION.chunks)) as (_, host, client):
+    async with served(store(tmp_path, VERSION.chunks), ServeLimits(grace_s=PATIENT_SECONDS)) as (_, host, client):
         link = await client.connect(as_peer(host), dial_s=DIAL_S)
         await link._stream.write(frames)
         assert (await answers_until_the_end(link))[-1] == Bye(Farewell.FAULT)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from protocol.ids import ChunkId
 from protocol.wire.frames import Chunk, Message, Reason, Reject, Want
@@ -33,6 +34,18 @@ class Noting(BlobStore):
         return super().has(chunk)
 
 
+class Slow(BlobStore):
+    """Says what it holds when it is let to."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.asked, self.free = threading.Event(), threading.Event()
+
+    def has(self, chunk: ChunkId) -> bool:
+        self.asked.set()
+        return self.free.wait(PATIENT_SECONDS) and super().has(chunk)
+
+
 async def answer_to(chunk: ChunkId, asker: Host, server: Host) -> Message:
     link = await asker.connect(as_peer(server), dial_s=5.0)
     with trio.fail_after(PATIENT_SECONDS):
@@ -52,6 +65,23 @@ async def test_the_event_loop_does_not_wait_while_the_disk_is_asked_what_it_hold
         assert await answer_to(ABSENT, asker, us) == Reject(ABSENT, Reason.ABSENT)
     assert [chunk for chunk, _ in blobs.asked] == [HELD, ABSENT]
     assert threading.current_thread() not in {thread for _, thread in blobs.asked}
+
+
+async def test_what_a_slow_disk_holds_is_not_absent(tmp_path: Path) -> None:
+    store(tmp_path, FULL)
+    blobs = Slow(tmp_path)
+    server = ChunkServer(blobs, limits=ServeLimits(grace_s=0.0))
+    async with node(1, server.handle) as us, node(2) as asker, trio.open_nursery() as nursery:
+        answers: list[Message] = []
+
+        async def ask() -> None:
+            answers.append(await answer_to(HELD, asker, us))
+
+        nursery.start_soon(ask)
+        await trio.to_thread.run_sync(blobs.asked.wait)
+        await wait_all_tasks_blocked()
+        blobs.free.set()
+    assert answers == [Chunk(HELD, FULL[HELD])]
 
 
 async def test_of_a_version_that_came_or_comes_the_disk_is_not_asked_what_it_holds(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from coordinator.learner import warmstart
 from coordinator.learner.warmstart import Encode, accuracy, answered
+from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
 
 END = 2
@@ -47,6 +48,23 @@ def test_accuracy_holds_no_more_logits_than_it_may(policy_folder: Path, encode: 
     assert accuracy(model, problems, encode, END, logits_max=most) == whole
     assert len(held) > 1
     assert max(held) <= most
+
+
+def test_every_part_of_a_measurement_counts_as_progress(policy_folder: Path, encode: Encode) -> None:
+    """Otherwise the watchdog ends a learner whose measurement takes longer than a step may, at every start."""
+    model: Any = AutoModelForCausalLM.from_pretrained(policy_folder)
+    problems, parts = Arithmetic().problems("validation")[:6], list[int]()
+    accuracy(model, problems, encode, END, logits_max=1, moved=lambda: parts.append(1))
+    assert len(parts) == len(problems)
+
+
+@pytest.mark.parametrize(("count", "measured"), [(1, 1), (490, 490), (512, 512), (7473, 499), (100_000, 513)])
+def test_a_large_file_of_problems_is_measured_by_a_part_of_it(count: int, measured: int) -> None:
+    problems = [Problem(str(number), "1") for number in range(count)]
+    chosen = warmstart.measured(problems)
+    assert len(chosen) == measured
+    assert chosen[0] == problems[0]
+    assert int(chosen[-1].prompt) >= count - count // measured - 1
 
 
 def test_a_single_row_is_computed_however_wide_its_logits_are(policy_folder: Path, encode: Encode) -> None:

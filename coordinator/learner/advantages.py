@@ -33,11 +33,16 @@ def judged(data: Tensors, algorithm: Algorithm, *, ends: Sequence[int]) -> torch
     """Return which samples count at all: → [N]."""
     counts = torch.ones(len(data.rewards), dtype=torch.bool)
     if algorithm.mask_truncated_completions:
-        last = data.tokens.gather(1, (data.lengths[:, None] - 1).clamp(min=0))[:, 0]
-        counts &= torch.isin(last, torch.tensor(list(ends)))
+        counts &= ended(data, ends)
     if algorithm.filter_zero_variance:
         counts &= varied(data.rewards, data.owners, len(data.prompts))[data.owners]
     return counts
+
+
+def ended(data: Tensors, ends: Sequence[int]) -> torch.Tensor:
+    """Return which samples end with an end token; the others were cut: → [N]."""
+    last = data.tokens.gather(1, (data.lengths[:, None] - 1).clamp(min=0))[:, 0]
+    return torch.isin(last, torch.tensor(list(ends)))
 
 
 def of_batch(data: Tensors, counts: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.Tensor:

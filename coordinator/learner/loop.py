@@ -78,6 +78,9 @@ def run(config: Config, url: str, token: Path) -> None:
 
 LOGGED = {
     "reward/mean": ("reward", "{:.3f}"),
+    "entropy": ("entropy", "{:.3g}"),
+    "length/mean": ("length", "{:.0f}"),
+    "length/truncated": ("cut", "{:.0%}"),
     "learner/grad_norm": ("gradient", "{:.3g}"),
     "kl/ref": ("kl", "{:.2g}"),
     "staleness/mean": ("age", "{:.1f}"),
@@ -200,14 +203,17 @@ class Learner:
         self._refresh()
         if self._policy.update != number - 1:
             return
+        training = time.monotonic()
         step = self._crew.train(batch.groups)
+        train_s = time.monotonic() - training
         self._commitments.add(batch.groups)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
         ages = [number - 1 - group.policy_update for group in batch.groups]
         metrics |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
         metrics["cost"] = batch.credit_micros / MICROS
         stood_s, self._stood_s = self._stood_s, self._outgoing.waited_s
-        metrics["learner/outgoing_s"] = self._stood_s - stood_s
+        metrics |= {"learner/outgoing_s": self._stood_s - stood_s, "learner/wait_s": self._began - asked}
+        metrics |= {"learner/train_s": train_s, "learner/tokens_per_s": metrics["tokens"] / max(train_s, 1e-9)}
         if not number % EVALUATE_EVERY or number == self._last:
             metrics |= self._crew.evaluate()
         self._client.report(

@@ -21,6 +21,7 @@ Metrics of an update: the distance of its samples from the policy, and the effec
 With d_t = log π_old − log μ over the tokens that are judged, and w_t the weight of each:
 
     is/ratio_mean, _min, _max   of exp(d_t)
+    is/ratio_p01, _p99          the ratio that 1 % of the tokens are below, above
     is/chi2                     mean exp(2 d_t) − 1: the variance that a plain importance weight would have
     is/ess                      (Σ w)² / (n Σ w²): the effective sample size as a share of the tokens
     is/masked_frac              share of the tokens that were dropped, alone or with their sample
@@ -29,6 +30,7 @@ With d_t = log π_old − log μ over the tokens that are judged, and w_t the we
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 
@@ -48,12 +50,19 @@ def of_distance(distance: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor
         "is/ratio_mean": float(ratio.mean()),
         "is/ratio_min": float(ratio.min()),
         "is/ratio_max": float(ratio.max()),
+        "is/ratio_p01": _quantile(ratio, 0.01),
+        "is/ratio_p99": _quantile(ratio, 0.99),
         "is/chi2": float(ratio.square().mean()) - 1.0,
         "is/ess": float(weights.sum().square() / (weights.square().sum() * len(weights))),
         "is/masked_frac": 1.0 - mean(keep, mask) if bool(judged.any()) else 0.0,
         "kl/k1": -float(seen.mean()),
         "kl/k3": float((seen.expm1() - seen).mean()),
     }
+
+
+def _quantile(values: torch.Tensor, share: float) -> float:
+    """Return the smallest value that at least `share` of the values do not exceed, as `torch.quantile` has a limit."""
+    return float(values.kthvalue(max(1, ceil(share * len(values)))).values)
 
 
 def of_clipping(clipped: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> Metrics:

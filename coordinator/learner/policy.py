@@ -27,7 +27,7 @@ from transformers import AutoConfig
 
 from coordinator.base.files import sync
 from coordinator.learner import checkpoint
-from coordinator.learner.advantages import factors, judged, of_batch, varied
+from coordinator.learner.advantages import ended, factors, judged, of_batch, varied
 from coordinator.learner.objective import LossTerms, Metrics, mean, policy_loss, shares
 from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
 from coordinator.learner.policy_folders import PolicyWriter
@@ -156,7 +156,7 @@ class TrainedPolicy:
             terms = replace(terms, old=self.logprobs(data, entropy))
         before = table = torch.zeros_like(data.mask) if terms.old is None else terms.old.clone()  # log π_old, log π_θ
         rate = self._settings.rate(self.update, self.steps)
-        norm, skipped = 0.0, 0
+        norms, skipped = list[float](), 0
         for part in parts * self._settings.num_iterations:
             self._optimizer.zero_grad()
             logprobs = self._gradient(data, self._of_minibatch(terms, part), part, entropy)
@@ -165,6 +165,7 @@ class TrainedPolicy:
                 before = logprobs
             table = torch.where(part[:, None], logprobs, table)
             norm = self._ranks.clip(list(self._trained.values()), self._settings.max_grad_norm)
+            norms.append(norm)
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = rate
             if isfinite(norm):  # otherwise every weight would become NaN, also in the next checkpoint
@@ -176,7 +177,7 @@ class TrainedPolicy:
         self.update += 1
         _, metrics = policy_loss(table, terms, self._settings.algorithm, entropy)
         metrics |= {
-            "learner/grad_norm": norm,
+            "learner/grad_norm": max(filter(isfinite, norms), default=norms[-1]),
             "learner/skipped": float(skipped),
             "learner/learning_rate": rate,
             "entropy": mean(entropy, data.mask),
@@ -186,8 +187,18 @@ class TrainedPolicy:
             "reward/taught": float((terms.advantages != 0).float().mean()),
             "samples": float(len(data.rewards)),
             "tokens": float(data.mask.sum()),
+            **self._lengths(data),
         }
         return UpdateResult(metrics, _distances(groups, data, before))
+
+    def _lengths(self, data: Tensors) -> Metrics:
+        """Return how long the samples are, in drawn tokens, and how many of them did not end by themselves."""
+        lengths = data.mask.sum(1)
+        return {
+            "length/mean": float(lengths.mean()),
+            "length/max": float(lengths.max()),
+            "length/truncated": 1.0 - float(ended(data, self.ends).float().mean()),
+        }
 
     def _terms(self, data: Tensors) -> LossTerms:
         """Return the terms of the loss that do not depend on the policy's log-probabilities."""

@@ -14,6 +14,9 @@ _WORDS = {
     "reward/signal": (LEARNING, "Groups that teach", "Share of groups whose answers got different rewards."),
     "reward/taught": (LEARNING, "Answers that teach", "Share of answers that are better or worse than their group."),
     "entropy": (LEARNING, "Variety of the answers", "Entropy of the policy. Close to 0 it always answers alike."),
+    "length/mean": (LEARNING, "Length of the answers", "Tokens of an answer, on average."),
+    "length/max": (LEARNING, "Longest answer", "Tokens of the longest answer of an update."),
+    "length/truncated": (LEARNING, "Answers that were cut", "Share that reached the token limit before their end."),
     "loss": (HEALTHY, "Loss", "The objective of an update. It stays near 0 and need not fall."),
     "kl/k1": (
         HEALTHY,
@@ -21,7 +24,10 @@ _WORDS = {
         "Signed estimate of the same divergence; it may be noisy.",
     ),
     "kl/k3": (HEALTHY, "Distance from the samplers", "How far the model has moved since the answers were sampled."),
+    "kl/ref": (HEALTHY, "Distance from the start", "How far the model has moved from the starting policy."),
     "is/ratio_mean": (HEALTHY, "Importance ratio, mean", "Answers of older versions are weighted; the mean is near 1."),
+    "is/ratio_p01": (HEALTHY, "Importance ratio, 1st percentile", "One token in a hundred is below it."),
+    "is/ratio_p99": (HEALTHY, "Importance ratio, 99th percentile", "One token in a hundred is above it."),
     "is/ratio_min": (HEALTHY, "Importance ratio, smallest", "The token whose probability fell the most."),
     "is/ratio_max": (HEALTHY, "Importance ratio, largest", "The token whose probability rose the most."),
     "is/ess": (HEALTHY, "Worth of old answers", "Effective share of the tokens. 1 is as good as new answers."),
@@ -35,14 +41,21 @@ _WORDS = {
     "staleness/mean": (HEALTHY, "Age of the answers, mean", "In updates. Older answers teach less."),
     "staleness/max": (HEALTHY, "Age of the answers, oldest", "In updates; the round has a bound for it."),
     "learner/outgoing_s": (FAST, "Time to hand over a version", "Seconds in which the learner stood still for it."),
+    "learner/wait_s": (FAST, "Wait for the answers", "Seconds in which the learner waited for an update's answers."),
+    "learner/train_s": (FAST, "Time of training", "Seconds that the learner trained on an update's answers."),
+    "learner/tokens_per_s": (FAST, "Speed of training", "Tokens of answers per second of training."),
     "tokens": (FAST, "Tokens per update", "Tokens of the answers that an update learned from."),
     "samples": (FAST, "Answers per update", "Number of answers that an update learned from."),
     "cost": (FAST, "Credit per update, by the learner", "Credit of the answers, in the operator's unit."),
 }
 
+KNOWN = frozenset(_WORDS)
+"""The metrics with words of their own: those of every learner."""
+
 _SECONDARY = frozenset(
-    ("reward/std", "reward/taught", "kl/k1", "is/ratio_mean", "is/ratio_min", "is/ratio_max", "is/chi2", "clip/low",
-     "clip/high", "learner/learning_rate", "staleness/mean", "cost")
+    ("reward/std", "reward/taught", "kl/k1", "is/ratio_mean", "is/ratio_min", "is/ratio_max", "is/ratio_p01",
+     "is/ratio_p99", "is/chi2", "clip/low", "clip/high", "length/max", "learner/learning_rate", "staleness/mean",
+     "cost")
 )  # fmt: skip
 """Metrics that only experts read: they are folded."""
 

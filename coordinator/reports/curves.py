@@ -19,7 +19,7 @@ from coordinator.store.tables import batches, broadcasts, nodes, receipts, rollo
 from coordinator.transactions.broadcasts import ENDED_MS
 
 POINTS_MAX = 100
-METRICS_MAX = 24
+METRICS_MAX = 64
 """The most metrics of the learner that get a curve: the reward, then the others in alphabetical order."""
 
 REWARD = "reward/mean"

@@ -50,6 +50,14 @@ def test_an_update_of_no_token_looks_like_a_fresh_one() -> None:
     assert (found["is/ratio_mean"], found["is/ess"], found["is/chi2"], found["is/masked_frac"]) == (1.0, 1.0, 0.0, 0.0)
 
 
+def test_quantiles_of_ratios_are_ratios_that_occurred_and_a_single_outlier_is_no_quantile() -> None:
+    distance = torch.zeros(1, 200)
+    distance[0, 0], distance[0, 1:3], distance[0, 3:6] = log(1000.0), log(0.5), log(3.0)
+    found = of_distance(distance, torch.ones(1, 200), torch.ones(1, 200), KEPT)
+    assert (found["is/ratio_p01"], found["is/ratio_p99"]) == pytest.approx((0.5, 3.0))
+    assert found["is/ratio_max"] == pytest.approx(1000.0)
+
+
 def test_the_side_of_a_clip_follows_from_the_advantage() -> None:
     clipped = torch.tensor([[True, False], [True, True]])
     found = of_clipping(clipped, torch.tensor([[1.0], [-1.0]]), torch.ones(2, 2))

@@ -58,7 +58,7 @@ class Books:
 
     def report(self, report):
         self.at("report", report.number)
-        said = {name: value for name, value in report.metrics.items() if name != "learner/outgoing_s"}
+        said = {name: value for name, value in report.metrics.items() if not name.endswith("_s")}
         self._once("reports", report.number, said)
 
     def publish(self, version, update, folder):

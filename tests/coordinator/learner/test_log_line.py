@@ -11,9 +11,19 @@ METRICS = {
 }  # fmt: skip
 
 
+TIMES = {"wait": 12.34, "train": 5.678}
+
+
 def test_an_update_is_one_line_of_a_terminal() -> None:
-    line = _log_line(METRICS, {"wait": 12.34, "train": 5.678})
+    line = _log_line(METRICS, TIMES)
     assert line == ("reward=0.432 gradient=0.0123 age=1.2 dropped=2% exploitability=0.500 wait_s=12.3 train_s=5.7")
+    assert len(f"18:00:00 INFO update=1000/1000 {line}") <= 140
+
+
+def test_the_line_of_a_long_answered_round_still_fits() -> None:
+    more = {"entropy": 0.4123, "length/mean": 1312.4, "length/truncated": 0.034}
+    line = _log_line({name: METRICS[name] for name in METRICS if not name.startswith("eval/")} | more, TIMES)
+    assert "entropy=0.412 length=1312 cut=3%" in line
     assert len(f"18:00:00 INFO update=1000/1000 {line}") <= 140
 
 

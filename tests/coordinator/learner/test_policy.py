@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from coordinator.learner.algorithm import PRESETS, Algorithm
+from coordinator.learner.algorithm import PRESETS, Algorithm, Correction
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import collate
@@ -104,6 +104,26 @@ def test_infinity_of_whoever_began_is_not_held_against_whoever_finished(policy_f
 def _with_rewards_times(factor: float, one: TrainingGroup) -> TrainingGroup:
     samples = tuple(sample.model_copy(update={"reward": factor * sample.reward}) for sample in one.samples)
     return one.model_copy(update={"samples": samples})
+
+
+def test_an_update_says_how_long_its_answers_are_and_how_many_were_cut(policy_folder: Path) -> None:
+    """Of six answers one does not end with token 2; what an environment says in an episode has no length."""
+    one = group(3, [31], [([21, 22, 23, 2], [-1.0] * 4, 1.0), ([2], [-1.0], 0.0)])
+    episode = one.samples[0].model_copy(update={"sampled": b"\1\0\0\1"})
+    groups = [*UNEQUAL[:2], one.model_copy(update={"samples": (episode, one.samples[1])})]
+    metrics = TrainedPolicy(policy_folder, SETTINGS).train_step(groups).metrics
+    assert metrics["length/mean"] == pytest.approx((3 + 2 + 1 + 4 + 2 + 1) / 6)
+    assert metrics["length/max"] == 4.0
+    assert metrics["length/truncated"] == pytest.approx(1 / 6)
+
+
+def test_the_gradient_of_an_update_is_the_largest_of_its_steps(policy_folder: Path) -> None:
+    """A gradient that explodes in the first of several steps is clipped, and must be seen all the same."""
+    loud = group(0, [19, 20, 31], [([21, 22, 2], [-1.0] * 3, 1e6), ([23, 2], [-1.0] * 2, -1e6)])
+    quiet = group(1, [19, 31], [([21, 2], [-1.0] * 2, 1e-3), ([23, 2], [-1.0] * 2, 0.0)])
+    algorithm = Algorithm(scale_rewards="none", minibatches=2, correction=Correction(mode="none"))
+    policy = TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=algorithm))
+    assert policy.train_step([loud, quiet]).metrics["learner/grad_norm"] > 1e4
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_the_next_one_does(policy_folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.reports import alarms
+from coordinator.reports import alarms, learned
 from coordinator.rules.capacity import VISIBLE, PoolLoad, least_staleness
 from coordinator.rules.lifecycle import RolloutState
 from coordinator.store.facts import FINISHED, Fact, get_fact
@@ -33,8 +33,6 @@ IDLE_MAX = 0.1
 SKIPPED = "learner/skipped"
 SKIPPED_MAX = 3
 """Single gradients that are not finite are normal; many in a row mean that the weights are lost."""
-
-REWARD = "reward/mean"
 
 MASKED = "is/masked_frac"
 MASKED_MAX = 0.1
@@ -98,6 +96,7 @@ def figures(
             ("learner_waits", alarm(asked, kappa, idle_share, Counter(), 0.0, staleness_max)),
             ("work_wasted", alarm(None, kappa, 0.0, in_vain, share)),
             ("long_answers_lost", _bias_alarm(bias, in_vain, trained)),
+            *learned.alarms(lately),
         )
     )
     return {
@@ -111,7 +110,7 @@ def figures(
         "length_bias": bias,
         "learner_idle_share_lately": idle_share,
         "learner_outgoing_share_lately": _outgoing_lately(connection),
-        "reward_lately": _reward_lately(lately),
+        "learned": learned.figures(lately),
         "updates_skipped_lately": skipped,
         "masked_share_lately": masked,
         "verifier": verifier,
@@ -269,12 +268,6 @@ def _masked_share(lately: list[dict[str, float]]) -> float | None:
     """Return the share of tokens dropped lately; None until enough updates were reported."""
     shares = [float(metrics[MASKED]) for metrics in lately[:MASKED_UPDATES] if MASKED in metrics]
     return sum(shares) / len(shares) if len(shares) == MASKED_UPDATES else None
-
-
-def _reward_lately(lately: list[dict[str, float]]) -> float | None:
-    """Return the mean reward of the last updates; None before the first."""
-    rewards = [float(metrics[REWARD]) for metrics in lately[:MASKED_UPDATES] if REWARD in metrics]
-    return sum(rewards) / len(rewards) if rewards else None
 
 
 def _idle_lately(connection: sa.Connection, waits_s: float) -> float:

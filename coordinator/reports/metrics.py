@@ -199,7 +199,16 @@ FAMILIES = (
     MetricFamily(
         "alarms", "gauge", "1 for each alarm that stands; those of the operator need the token.", _alarms, "code"
     ),
-    MetricFamily("reward_mean", "gauge", "Mean reward of the last 8 updates.", _one("reward_lately")),
+    MetricFamily("reward_mean", "gauge", "Mean reward of the last 8 updates.", _one("learned", "reward")),
+    MetricFamily(
+        "learned",
+        "gauge",
+        "Means of the last 8 updates: reward, entropy in nats, tokens of an answer, seconds, and shares.",
+        _each("learned"),
+        "figure",
+    ),
+    MetricFamily("update_seconds", "gauge", "Time from one update to the next, mean.", _one("update_s")),
+    MetricFamily("left_seconds", "gauge", "Time left at the pace of the last updates.", _one("left_s")),
     MetricFamily(
         "credit",
         "gauge",

@@ -43,6 +43,7 @@ def parts(told: Mapping[str, Any]) -> list[OverviewPart]:
         *_verdict(told),
         *_standby(told),
         OverviewPart("round", tuple(_round(told))),
+        OverviewPart("learning", tuple(_learning(told))),
         OverviewPart("fleet", tuple(_fleet(told))),
         OverviewPart("versions", tuple(_versions(told))),
         OverviewPart("staleness", tuple(_staleness(told))),
@@ -148,6 +149,32 @@ def _round(status: Mapping[str, Any]) -> Iterator[str]:
     known = [f"{name} {duration_text(age + since_s)} ago" for name, age in ages.items() if age is not None]
     if known or status.get("programs"):
         yield ", ".join([*known, *(_program(name, life) for name, life in status.get("programs", {}).items())])
+
+
+def _learning(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the last updates taught, and their pace; nothing before the first update."""
+    found = status.get("learned") or {}
+
+    def words(*names: str) -> str:
+        return ", ".join(_LEARNED[name].format(found[name]) for name in names if name in found)
+
+    if taught := words("reward", "signal", "entropy"):
+        yield f"lately: {taught}"
+    if answers := "; ".join(filter(None, (words("length", "cut"), words("dropped", "kl")))):
+        yield answers
+    if takes_s := status.get("update_s"):
+        pace = f"an update takes {duration_text(takes_s)}"
+        if "train_s" in found and "tokens_per_s" in found:
+            pace += f", {duration_text(found['train_s'])} of it training at {found['tokens_per_s']:,.0f} tokens/s"
+        yield pace + (f"; about {duration_text(status['left_s'])} left" if status.get("left_s") else "")
+
+
+_LEARNED = {
+    "reward": "reward {:.3f}", "signal": "{:.0%} of the groups teach", "entropy": "entropy {:.3f} nats",
+    "length": "answers of {:.0f} tokens", "cut": "{:.1%} cut",
+    "dropped": "{:.1%} of the tokens dropped", "kl": "KL from the samplers {:.2g}",
+}  # fmt: skip
+"""The figures of `coordinator.reports.learned` in words."""
 
 
 def _program(name: str, life: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.reports import alarms, earning_rates, health, history, learner_waiting, programs, standby
+from coordinator.reports import alarms, earning_rates, health, history, learned, learner_waiting, programs, standby
 from coordinator.store.facts import FINISHED, PROGRESS, ROUND_ID, get_fact
 from coordinator.store.tables import batches, is_alive, leases, nodes, rejections, rollouts, transfers
 from coordinator.tasks.kinds import task_label
@@ -54,6 +54,8 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
     asked = fleet.load(connection, config, alive_since_ms=alive_since_ms)
     kappa = fleet.kappa(asked, config)
     running = programs.figures(connection, config, now_ms)
+    update, update_s = _reported_update(connection), learned.update_s(connection)
+    updates_left = 0 if config.learner.external else config.round.max_updates - update
     alarm, waits_s = running["programs_alarm"], running["learner_waits_s"]
     so_far_s = idle_s + waits_s
     return {
@@ -66,7 +68,9 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "external": config.learner.external,
         "version": version,
         "version_update": version_update,
-        "update": _reported_update(connection),
+        "update": update,
+        "update_s": update_s,
+        "left_s": updates_left * update_s if updates_left > 0 and update_s else None,
         "batch": latest_batch(connection),
         "max_staleness": connection.execute(sa.select(sa.func.max(batches.c.max_staleness))).scalar() or 0,
         "learner_idle_s": idle_s,

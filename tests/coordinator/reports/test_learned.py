@@ -1,0 +1,78 @@
+"""What the last updates taught: the figures of the status, the time left, and alarms for work that teaches nothing."""
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator.config import parse
+from coordinator.reports import learned, overview, summary
+from coordinator.store.tables import batches
+from tests.coordinator.world import World
+
+CONFIG = parse({"round": {"max_updates": 108}})
+TEACHES = {
+    "reward/mean": 0.5, "reward/signal": 0.6, "entropy": 0.41, "length/mean": 312.4, "length/truncated": 0.03,
+    "is/masked_frac": 0.01, "kl/k3": 0.0012, "learner/tokens_per_s": 3200.0, "learner/train_s": 40.0,
+}  # fmt: skip
+
+
+def updates(world: World, count: int, metrics: dict[str, float]) -> dict[str, Any]:
+    """Make updates that report these metrics, and return the status."""
+    key = world.join(1)
+    for number in range(1, count + 1):
+        for _ in range(2):
+            world.earn(key, version=number)
+        world.train(number)
+        world.publish(number + 1, number)
+    changed = sa.update(batches).values(metrics=metrics, idle_s=20.0, busy_s=100.0)
+    world.run(lambda connection: connection.execute(changed))
+    status = world.run(summary.explained, config=CONFIG, alive_since_ms=0)
+    found: dict[str, Any] = status | summary.public_settings(CONFIG, "a" * 64)
+    return found
+
+
+def codes(status: dict[str, Any]) -> set[str]:
+    return {alarm["code"] for alarm in status["alarms"]}
+
+
+def test_a_user_reads_on_one_screen_what_is_learned_how_fast_and_how_long_it_takes(world: World) -> None:
+    status = updates(world, learned.UPDATES, TEACHES)
+    assert status["left_s"] == 100 * 120.0
+    (part,) = [part for part in overview.parts(status) if part.title == "learning"]
+    assert part.lines == (
+        "lately: reward 0.500, 60% of the groups teach, entropy 0.410 nats",
+        "answers of 312 tokens, 3.0% cut; 1.0% of the tokens dropped, KL from the samplers 0.0012",
+        "an update takes 2 min, 40 s of it training at 3,200 tokens/s; about 3 h left",
+    )
+    assert codes(status).isdisjoint({"nothing_learned", "answers_cut"})
+
+
+def test_a_round_without_an_update_and_a_learner_that_reports_nothing_have_no_such_lines(world: World) -> None:
+    status = updates(world, 0, {})
+    assert status["left_s"] is None
+    assert "learning" not in {part.title for part in overview.parts(status)}
+    assert status["learned"] == {}
+
+
+@pytest.mark.parametrize(("share", "alarms"), [(0.05, False), (0.04, True), (0.0, True)])
+def test_groups_whose_samples_all_earn_the_same_raise_the_alarm(world: World, share: float, alarms: bool) -> None:
+    """Otherwise a round whose reward is always 0 is paid for to its end, and every figure looks healthy."""
+    status = updates(world, learned.UPDATES, TEACHES | {"reward/signal": share, "reward/mean": 0.0})
+    assert ("nothing_learned" in codes(status)) == alarms
+    if alarms:
+        (text,) = [alarm["text"] for alarm in status["alarms"] if alarm["code"] == "nothing_learned"]
+        assert f"{1 - share:.0%} of the groups" in text
+        assert "mean reward 0.000" in text
+        assert "selection.filter_after" in text
+
+
+@pytest.mark.parametrize(("share", "alarms"), [(0.5, False), (0.51, True)])
+def test_answers_that_are_cut_raise_the_alarm(world: World, share: float, alarms: bool) -> None:
+    status = updates(world, learned.UPDATES, TEACHES | {"length/truncated": share})
+    assert ("answers_cut" in codes(status)) == alarms
+
+
+def test_a_few_updates_raise_no_alarm(world: World) -> None:
+    status = updates(world, learned.UPDATES - 1, TEACHES | {"reward/signal": 0.0, "length/truncated": 1.0})
+    assert codes(status).isdisjoint({"nothing_learned", "answers_cut"})

@@ -118,6 +118,9 @@ def every(prefix: str = "") -> Iterator[SettingDescription]:
                 yield key
 
 
+EMBEDDED = "embedded"
+"""The `model.path` of the tiny built-in policy."""
+
 EXACT_SAVES = 0.55
 """The share of sampling a group that one audit of it to the bit saves: decision 30."""
 
@@ -194,6 +197,7 @@ def warnings(config: Config) -> list[str]:
             f"market.budget_micros may not cover all {config.round.max_updates:,} updates "
             f"(worst case: {config.market.budget_micros // dearest_micros:,} updates)."
         )
+    messages += _of_a_real_model(config)
     if config.leases.timeout_s <= config.leases.heartbeat_s:
         messages.append(
             "leases.timeout_s is not longer than leases.heartbeat_s: leases expire before nodes count as offline."
@@ -214,6 +218,31 @@ def warnings(config: Config) -> list[str]:
         messages.append(
             f"round.seeder_public is empty: nodes will dial the seeder at {seeder}, cannot reach it there, and "
             "fetch every version over the coordinator's HTTP."
+        )
+    return messages
+
+
+def _of_a_real_model(config: Config) -> list[str]:
+    """Return warnings about defaults that fit the embedded policy, or all weights, and probably not this round."""
+    sampling, learner, messages = config.sampling, config.learner, list[str]()
+    if config.model.path == EMBEDDED:
+        return messages
+    if "max_new_tokens" not in sampling.model_fields_set:
+        messages.append(
+            f"sampling.max_new_tokens is not set: answers are cut after {sampling.max_new_tokens} tokens, and this "
+            "cannot change after the first launch."
+        )
+    if learner.external:
+        return messages
+    if learner.device != "cpu" and "dtype" not in learner.model_fields_set:
+        messages.append(
+            "learner.dtype is not set: products are computed in float32, which is several times slower on a GPU than "
+            "bfloat16. The trained weights are float32 in both."
+        )
+    if learner.lora_rank and "learning_rate" not in learner.model_fields_set:
+        messages.append(
+            f"learner.learning_rate is not set: {learner.learning_rate:g} is a rate for all weights. Adapters usually "
+            "need ten times as much or more."
         )
     return messages
 

@@ -64,6 +64,30 @@ def test_a_bonus_that_is_never_paid_is_warned_of(bonus: float, audit: dict[str, 
     assert any("market.exact_bonus" in line for line in manual.warnings(config)) is warned
 
 
+REAL = {"model": {"path": "hf://Qwen/Qwen3-4B"}}
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({}, None),  # the embedded policy answers with a number
+        (REAL, "sampling.max_new_tokens"),
+        (REAL | {"sampling": {"max_new_tokens": 8}}, None),  # chosen
+        (REAL | {"sampling": {"max_new_tokens": 9}, "learner": {"device": "cuda"}}, "learner.dtype"),
+        (REAL | {"sampling": {"max_new_tokens": 9}, "learner": {"device": "cuda", "dtype": "float32"}}, None),
+        (REAL | {"sampling": {"max_new_tokens": 9}, "learner": {"lora_rank": 32}}, "learner.learning_rate"),
+        (REAL | {"sampling": {"max_new_tokens": 9}, "learner": {"lora_rank": 32, "learning_rate": 1e-6}}, None),
+        (REAL | {"sampling": {"max_new_tokens": 9}, "learner": {"lora_rank": 32, "external": True}}, None),
+    ],
+    ids=str,
+)
+def test_defaults_that_do_not_fit_a_real_model_are_warned_of(table: dict[str, Any], named: str | None) -> None:
+    """A round fixes the length of its answers at the first launch: 8 tokens of a real model are no answer."""
+    market = {"market": {"budget_micros": 10**15}}
+    warned = [line.partition(" ")[0] for line in manual.warnings(parse(table | market))]
+    assert warned == ([named] if named else [])
+
+
 @pytest.mark.parametrize(
     ("settings", "warned"),
     [

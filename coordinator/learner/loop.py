@@ -210,6 +210,7 @@ class Learner:
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
         ages = [number - 1 - group.policy_update for group in batch.groups]
         metrics |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
+        metrics |= {f"reward/{name}": value for name, value in batch.rewards.items()}
         metrics["cost"] = batch.credit_micros / MICROS
         stood_s, self._stood_s = self._stood_s, self._outgoing.waited_s
         metrics |= {"learner/outgoing_s": self._stood_s - stood_s, "learner/wait_s": self._began - asked}

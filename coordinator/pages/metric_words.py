@@ -13,6 +13,7 @@ _WORDS = {
     "reward/std": (LEARNING, "Spread of the rewards", "Without any spread there is nothing to learn from."),
     "reward/signal": (LEARNING, "Groups that teach", "Share of groups whose answers got different rewards."),
     "reward/taught": (LEARNING, "Answers that teach", "Share of answers that are better or worse than their group."),
+    "reward/invalid": (LEARNING, "Answers without the right form", "Share that the reward could not even read."),
     "entropy": (LEARNING, "Variety of the answers", "Entropy of the policy. Close to 0 it always answers alike."),
     "length/mean": (LEARNING, "Length of the answers", "Tokens of an answer, on average."),
     "length/max": (LEARNING, "Longest answer", "Tokens of the longest answer of an update."),

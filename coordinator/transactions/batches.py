@@ -134,7 +134,12 @@ def get(
     if is_new:
         root = groups_root(each.to_bytes() for each in chosen)
         store.append(connection, FormedBatch(number=number, groups=len(chosen), groups_root=root), now_ms)
-    return TrainingBatch(number=number, groups=chosen, credit_micros=_credit_micros(connection, number))
+    return TrainingBatch(
+        number=number,
+        groups=chosen,
+        credit_micros=_credit_micros(connection, number),
+        rewards=_reward_figures(connection, number),
+    )
 
 
 def groups_of(connection: sa.Connection, number: int) -> tuple[TrainingGroup, ...]:
@@ -264,6 +269,13 @@ def _credit_micros(connection: sa.Connection, number: int) -> int:
         sa.select(sa.func.sum(parts.c.credit_micros)).where(parts.c.whole.in_(wholes)),
     )
     return sum(int(connection.execute(query).scalar() or 0) for query in credited)
+
+
+def _reward_figures(connection: sa.Connection, number: int) -> dict[str, float]:
+    """Return figures of the rewards in a batch that its groups do not have."""
+    query = sa.select(rollouts.c.rewards, rollouts.c.marks).where(rollouts.c.batch == number)
+    rows = connection.execute(query.order_by(rollouts.c.group_no)).mappings()
+    return reward_columns.figures([dict(row) for row in rows])
 
 
 def _set_aside(connection: sa.Connection, number: int, terms: LeaseTerms, audits: AuditTerms, now_ms: int) -> None:

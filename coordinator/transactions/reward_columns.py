@@ -10,7 +10,9 @@
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,10 @@ UNKNOWN = Reward(math.nan, "ok")
 
 GIVEN_UP = RolloutState.UNJUDGED.value
 """The mark with the reason why a rollout could not be judged."""
+
+
+COMPONENTS_SHOWN = 16
+"""The most components whose means the learner's boards and pages get."""
 
 
 def stored(rewards: Sequence[Reward]) -> dict[str, Any]:
@@ -77,6 +83,19 @@ def read_known(row: Mapping[str, Any]) -> list[Reward | None]:
         return [None] * len(known)
     filled = read({"rewards": np.nan_to_num(known).astype("<f4").tobytes(), "marks": row["marks"]})
     return [None if unknown else reward for reward, unknown in zip(filled, np.isnan(known).tolist(), strict=True)]
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the share of invalid samples of stored rollouts, and the mean of each component, the first by name."""
+    samples, invalid, components = 0, 0, defaultdict[str, list[float]](list)
+    for row in rows:
+        samples += len(scores(row))
+        invalid += len(row["marks"].get("invalid", ()))
+        for name, values in row["marks"].get("components", {}).items():
+            components[name] += [value for value in values if value is not None]
+    known = [name for name in sorted(components) if components[name]][:COMPONENTS_SHOWN]
+    means = {f"component/{name}": fmean(components[name]) for name in known}
+    return {"invalid": invalid / max(1, samples), **means}
 
 
 class SampleLesson(NamedTuple):

@@ -53,6 +53,9 @@ class TrainingBatch(Message):
     groups: tuple[TrainingGroup, ...]
     credit_micros: int = Field(0, ge=0)
     """The credit of all nodes that worked on these groups."""
+    rewards: dict[str, float] = Field(default_factory=dict)
+    """Figures that the groups lack: `invalid`, the share of samples that broke the form, and `component/NAME`, the mean
+    of a component."""
 
 
 class KeptBatch(Message):

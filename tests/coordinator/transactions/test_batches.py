@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from coordinator.store import tables
 from ledger import store
@@ -43,6 +44,17 @@ def test_a_batch_holds_what_the_nodes_signed_and_the_coordinator_judged(world: W
     assert [unpack_tokens(sample.tokens).tolist() for sample in group.samples] == [[10, 1]] * 2
     assert [sample.reward for sample in group.samples] == [1.0, 1.0]
     assert np.allclose(np.frombuffer(group.samples[0].logprobs, "<f4"), [-0.5, -0.1])
+    assert TrainingBatch.from_bytes(batch.to_bytes()) == batch
+
+
+def test_a_batch_says_what_the_parts_of_its_rewards_are_and_how_many_broke_the_form(world: World) -> None:
+    """The learner gets only whole rewards, and its boards show each function's share in them."""
+    filled(world)
+    parts = {"invalid": [1], "components": {"exact": [1.0, None], "format": [0.5, 0.0], "unknown": [None, None]}}
+    world.run(lambda connection: connection.execute(sa.update(tables.rollouts).values(marks=parts)))
+    batch = world.batch(1)
+    assert batch is not None
+    assert batch.rewards == {"invalid": 0.5, "component/exact": 1.0, "component/format": 0.25}
     assert TrainingBatch.from_bytes(batch.to_bytes()) == batch
 
 

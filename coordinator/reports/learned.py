@@ -45,7 +45,7 @@ def figures(lately: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
-def update_s(connection: sa.Connection) -> float | None:
+def update_interval_s(connection: sa.Connection) -> float | None:
     """Return the mean time from one update to the next; None before it is known."""
     lately = sa.select(batches.c.idle_s + batches.c.busy_s).where(batches.c.busy_s > 0).order_by(batches.c.batch.desc())
     times = list(connection.execute(lately.limit(PACE_UPDATES)).scalars())

@@ -207,7 +207,9 @@ FAMILIES = (
         _each("learned"),
         "figure",
     ),
-    MetricFamily("update_seconds", "gauge", "Time from one update to the next, mean.", _one("update_s")),
+    MetricFamily(
+        "update_interval_seconds", "gauge", "Time from one update to the next, mean.", _one("update_interval_s")
+    ),
     MetricFamily("left_seconds", "gauge", "Time left at the pace of the last updates.", _one("left_s")),
     MetricFamily(
         "credit",

@@ -162,7 +162,7 @@ def _learning(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"lately: {taught}"
     if answers := "; ".join(filter(None, (words("length", "cut"), words("dropped", "kl")))):
         yield answers
-    if takes_s := status.get("update_s"):
+    if takes_s := status.get("update_interval_s"):
         pace = f"an update takes {duration_text(takes_s)}"
         if "train_s" in found and "tokens_per_s" in found:
             pace += f", {duration_text(found['train_s'])} of it training at {found['tokens_per_s']:,.0f} tokens/s"

@@ -54,7 +54,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
     asked = fleet.load(connection, config, alive_since_ms=alive_since_ms)
     kappa = fleet.kappa(asked, config)
     running = programs.figures(connection, config, now_ms)
-    update, update_s = _reported_update(connection), learned.update_s(connection)
+    update, update_interval_s = _reported_update(connection), learned.update_interval_s(connection)
     updates_left = 0 if config.learner.external else config.round.max_updates - update
     alarm, waits_s = running["programs_alarm"], running["learner_waits_s"]
     so_far_s = idle_s + waits_s
@@ -69,8 +69,8 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "version": version,
         "version_update": version_update,
         "update": update,
-        "update_s": update_s,
-        "left_s": updates_left * update_s if updates_left > 0 and update_s else None,
+        "update_interval_s": update_interval_s,
+        "left_s": updates_left * update_interval_s if updates_left > 0 and update_interval_s else None,
         "batch": latest_batch(connection),
         "max_staleness": connection.execute(sa.select(sa.func.max(batches.c.max_staleness))).scalar() or 0,
         "learner_idle_s": idle_s,

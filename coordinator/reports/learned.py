@@ -1,4 +1,4 @@
-"""What the last updates taught, the pace of updates, and alarms for updates that are paid for and teach little.
+"""Figures of what the last updates taught, their pace, and alarms for updates that are paid for and teach little.
 
 - A figure is the mean over the last `UPDATES` updates. An alarm needs that many updates with the figure.
 - The time left assumes that updates go on at the pace of the last `PACE_UPDATES`, waiting included.

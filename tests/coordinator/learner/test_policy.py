@@ -107,7 +107,7 @@ def _with_rewards_times(factor: float, one: TrainingGroup) -> TrainingGroup:
 
 
 def test_an_update_says_how_long_its_answers_are_and_how_many_were_cut(policy_folder: Path) -> None:
-    """Of six answers one does not end with token 2; what an environment says in an episode has no length."""
+    """One of six answers does not end with token 2; what an environment says in an episode has no length."""
     one = group(3, [31], [([21, 22, 23, 2], [-1.0] * 4, 1.0), ([2], [-1.0], 0.0)])
     episode = one.samples[0].model_copy(update={"sampled": b"\1\0\0\1"})
     groups = [*UNEQUAL[:2], one.model_copy(update={"samples": (episode, one.samples[1])})]

@@ -1,4 +1,4 @@
-"""What the last updates taught: the figures of the status, the time left, and alarms for work that teaches nothing."""
+"""Figures of what the last updates taught, the time left, and alarms for work that teaches nothing."""
 
 from typing import Any
 

@@ -33,7 +33,6 @@ FRAGMENTS = {
     "coordinator/learner/embedded.py": "torch, apart from the text of the policy, which is read without it",
     "coordinator/learner/state_root.py": "the specification of a state's root, which the log relies on",
     "coordinator/pages/feed.py": "one page per module",
-    "coordinator/pages/metric_words.py": "words of metrics, apart from the page that shows them",
     "coordinator/learner/tracked_settings.py": "what leaves the machine as settings, apart from the boards it goes to",
     "coordinator/pages/samples.py": "text of nodes on a page, apart from the figures of training",
     "coordinator/pages/usage.py": "one page per module",

@@ -64,7 +64,8 @@ def collate(groups: Sequence[TrainingGroup]) -> Tensors:
 def minibatches(data: Tensors, count: int) -> list[torch.Tensor]:
     """Split the groups into `count` parts, or one for each group: → for each part the mask of its samples, [N] bool.
 
-    Neighbours are in different parts: groups are in the order in which they were finished, the short ones first.
+    Neighbours are in different parts: groups are in the order in which they were made, and neighbours in a file of
+    problems are often alike.
     """
     count = min(count, len(data.prompts))
     return [data.owners % count == part for part in range(count)]

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
+from bench.exact_class import loaded, requests, sampled
 from bench.harness import ROOT, Bench, quick_from_environment
 from bench.verification.cells import Said, generate, load, prefill
 from bench.verification.cheats import Cheater
@@ -42,13 +43,16 @@ from coordinator.rules.replay import Prefill, measure
 from coordinator.rules.verdict import AuditOutcome, judge_exactly
 from protocol.work.lease import EXACT
 from protocol.work.rollout import Completion, pack_tokens, unpack_tokens
-from swarm_node.engine.engine import Engine
-from swarm_node.engine.messages import GroupDone, SampleRequest
+from swarm_node.engine.messages import SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
 
 SMOLLM2 = ROOT / ".venv-real" / "smollm2"
 SAMPLES = 16
+SEED_GROUPS = 10**6
+"""Groups of one `--seed`."""
+
 CAPABILITIES = ("default", "avx2", "avx512")
+POLICIES = ("small", "SmolLM2")
 PARTS = ("speed", "bits", "cheats", "processors", "llama")
 
 
@@ -64,36 +68,34 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep the small policies and the counts of the bits here")
     parser.add_argument("--tokens", type=int, default=0 if quick else 10**6, help="of each policy, for the bits")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for the bits, of each policy")
-    parser.add_argument("--probe", type=Path, help="print the class of this policy and a digest of answers, and end")
+    parser.add_argument("--policy", choices=POLICIES, action="append", help="speed and bits of this one; repeatable")
+    parser.add_argument("--seed", type=int, default=0, help="other prompts and seeds, for the bits")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
-    if options.probe:
-        engine = loaded(options.probe, EXACT)
-        print(engine._loaded().numerics, digest(sampled(engine, requests(options.probe, 2, 16, 12))))
-        return 0
     parts = options.part or PARTS
-    inputs = {"groups": options.groups, "samples": SAMPLES, "parts": list(parts), "tokens": options.tokens}
+    inputs = {
+        "groups": options.groups, "samples": SAMPLES, "parts": list(parts), "tokens": options.tokens,
+        "seed": options.seed,
+    }  # fmt: skip  # one line for what is not a seed
     bench = Bench("exact", inputs=inputs, quick=quick)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
-        small = EmbeddedShape(hidden=64, layers=2, heads=2, intermediate=128)
-        shape = small if quick else EmbeddedShape(hidden=256, layers=4, heads=4, intermediate=768)
-        start = train(folder, seed=1, steps=30 if quick else 120, shape=shape)
-        older = train(folder / "small", seed=2, steps=30, shape=small)
-        chains = {
-            rate: versions(start, folder / rate, learning_rate=float(rate), updates=3, keep=2)
-            for rate in ("1e-5", "1e-6")
-        }
-        policies = {"small": Sizes(chains["1e-5"][-1], (8, 64, 256), 40, 3)}
-        if options.model.is_dir():
+        names = [name for name in options.policy or POLICIES if name == "small" or options.model.is_dir()]
+        policies = dict[str, Sizes]()
+        if "small" in names or set(parts) - {"speed", "bits"}:
+            chains, older = trained(folder, quick)
+        if "small" in names:
+            policies["small"] = Sizes(chains["1e-5"][-1], (8, 64, 256), 40, 3)
+        if "SmolLM2" in names:
             policies["SmolLM2"] = Sizes(options.model, (8, 64), 8 if quick else 24, 2 if quick else 3)
         for name, sizes in policies.items():
             if "speed" in parts:
                 speed(bench, name, sizes)
             if "bits" in parts:
                 end_s = time.monotonic() + 60 * options.minutes
-                bits(bench, name, sizes, folder / f"bits-{name}.json", options.tokens, end_s)
+                record = folder / f"bits-{name}-{options.seed}.json"
+                bits(bench, name, sizes, record, options.tokens, end_s, options.seed * SEED_GROUPS)
         if "cheats" in parts:
             cheat(bench, chains, older, options.groups)
         if "processors" in parts:
@@ -101,6 +103,18 @@ def main() -> int:
         if "llama" in parts:
             llama(bench, chains["1e-5"][-1])
     return bench.finish()
+
+
+def trained(folder: Path, quick: bool) -> tuple[dict[str, list[Path]], Path]:
+    """Return two versions of the small policy at each rate of learning, and another small one."""
+    small = EmbeddedShape(hidden=64, layers=2, heads=2, intermediate=128)
+    shape = small if quick else EmbeddedShape(hidden=256, layers=4, heads=4, intermediate=768)
+    start = train(folder, seed=1, steps=30 if quick else 120, shape=shape)
+    older = train(folder / "small", seed=2, steps=30, shape=small)
+    chains = {
+        rate: versions(start, folder / rate, learning_rate=float(rate), updates=3, keep=2) for rate in ("1e-5", "1e-6")
+    }
+    return chains, older
 
 
 class Sizes(NamedTuple):
@@ -112,51 +126,12 @@ class Sizes(NamedTuple):
     rounds: int
 
 
-def requests(folder: Path, groups: int, samples: int, length: int, first: int = 0) -> list[SampleRequest]:
-    """Leases with prompts of 5 to 70 tokens that mean nothing."""
-    return [
-        SampleRequest(
-            request_id=str(number), version=1, seed=number, samples=samples, max_new_tokens=length, temperature=1.0,
-            prompt=pack_tokens([7 + (number * 31 + place * 17) % 250 for place in range(5 + number * 13 % 66)]),
-        )
-        for number in range(first, first + groups)
-    ]  # fmt: skip  # one field after the other
-
-
-def loaded(folder: Path, dtype: str, slots: int = 256) -> TorchEngine:
-    engine = TorchEngine(device="cpu", dtype=dtype, slots=slots)
-    engine.load(folder, 1)
-    return engine
-
-
-def sampled(engine: Engine, asked: Sequence[SampleRequest]) -> dict[str, list[Completion]]:
-    done = dict[str, list[Completion]]()
-
-    def keep(group: GroupDone) -> None:
-        rows = group.samples
-        done[group.request_id] = [
-            Completion(unpack_tokens(row.tokens), np.frombuffer(row.logprobs, "<f4"), row.finish) for row in rows
-        ]
-
-    engine.generate(asked, keep)
-    return done
-
-
-def digest(answers: dict[str, list[Completion]]) -> str:
-    """Return a digest of all bits of some answers."""
-    whole = hashlib.sha256()
-    for name in sorted(answers):
-        for said in answers[name]:
-            whole.update(said.tokens.tobytes() + said.logprobs.tobytes())
-    return whole.hexdigest()[:16]
-
-
 def speed(bench: Bench, name: str, sizes: Sizes) -> None:
     """Measure the speed of both engines, in turns."""
     folder, length = sizes.folder, sizes.length
     engines = {"exact": loaded(folder, EXACT), "today": loaded(folder, "auto")}
     for count in sizes.rows:
-        asked = requests(folder, -(-count // SAMPLES), min(count, SAMPLES), length)
+        asked = requests(-(-count // SAMPLES), min(count, SAMPLES), length)
         for _ in range(sizes.rounds):
             for kind, engine in engines.items():
                 began = time.process_time()
@@ -168,7 +143,7 @@ def speed(bench: Bench, name: str, sizes: Sizes) -> None:
         bench.goal(f"{name}, {count} rows: exact ÷ today", ratio, at_least=0.7)
 
 
-def bits(bench: Bench, name: str, sizes: Sizes, record: Path, least: int, end_s: float) -> None:
+def bits(bench: Bench, name: str, sizes: Sizes, record: Path, least: int, end_s: float, first: int) -> None:
     """Compare rounds of groups until so many tokens were compared; the record counts them over several runs."""
     engines = dict[tuple[int, int], TorchEngine]()
     for threads, slots in product((1, 2), (16, 37, 256)):
@@ -182,7 +157,7 @@ def bits(bench: Bench, name: str, sizes: Sizes, record: Path, least: int, end_s:
     before = done["rounds"]
     while done["rounds"] == before or (done["tokens"] < least and time.monotonic() < end_s):
         groups = max(sizes.rows) // SAMPLES
-        asked = requests(sizes.folder, groups, SAMPLES, sizes.length, done["rounds"] * groups)
+        asked = requests(groups, SAMPLES, sizes.length, first + done["rounds"] * groups)
         tokens, others = differing(sizes.folder, engines, single, asked)
         done |= {
             "rounds": done["rounds"] + 1,
@@ -227,7 +202,7 @@ def llama(bench: Bench, folder: Path) -> None:
     """Count the tokens that llama.cpp gives other bits with other slots and threads, in float32."""
     from swarm_node.engine.llama.engine import LlamaEngine
 
-    asked = requests(folder, 4, SAMPLES, 40)
+    asked = requests(4, SAMPLES, 40)
     answers = dict[tuple[int, int, int], dict[str, list[Completion]]]()
     for threads, slots in ((1, 64), (1, 64), (1, 16), (2, 64)):
         engine = LlamaEngine(dtype="float32", threads=threads, slots=slots)
@@ -315,7 +290,7 @@ def processors(bench: Bench, folder: Path) -> None:
     found = dict[str, list[str]]()
     for capability in CAPABILITIES:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "bench.exact", "--probe", str(folder)],
+            [sys.executable, "-P", "-m", "bench.exact_class", str(folder)],
             env={**os.environ, "ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(ROOT)},
             capture_output=True, text=True, check=False, cwd=ROOT,
         )  # fmt: skip  # one option after the other

@@ -52,14 +52,23 @@ class KeysValues:
         self.values = self._zeros(0, 0)
         """[layers, 2, blocks, rows, kv_heads, KEY_BLOCK, head]"""
 
-    def grow(self, rows: int, positions: int, kept_rows: int) -> None:
-        """Make space for some rows of so many positions; keep the contents of the first `kept_rows`."""
+    def grow(self, rows: int, positions: int, kept_rows: int) -> bool:
+        """Make space for `rows` rows of `positions` positions, if it is not there; return True if it was made.
+
+        The first `kept_rows` then have the contents they had; all else is zero.
+        """
         had_blocks, had_rows = self.values.shape[2:4]
         blocks = -(-positions // KEY_BLOCK)
         if rows <= had_rows and blocks <= had_blocks:
-            return
+            return False
         old, self.values = self.values, self._zeros(max(blocks, had_blocks), max(rows, had_rows))
         self.values[:, :, :had_blocks, :kept_rows] = old[:, :, :, :kept_rows]
+        return True
+
+    def copy(self, row: int, count: int, positions: int) -> None:
+        """Copy the first positions of a row, in whole blocks, to the `count` rows after it."""
+        used = self.values[:, :, : -(-positions // KEY_BLOCK)]
+        used[:, :, :, row + 1 : row + 1 + count] = used[:, :, :, row : row + 1]
 
     def clear(self) -> None:
         """Free the memory."""

@@ -31,10 +31,11 @@ PADDING_MAX = 8
 KEY_BLOCK = 64
 """Keys and values that are read at once."""
 
-QUERIES_MAX = 512
-"""Tokens whose keys are gathered at once: with 3 heads of 64 values, 24 MiB for a block of keys."""
+QUERIES_MAX = 64
+"""Tokens whose attention is computed at once. They need as many blocks of keys as the last of them, and the keys that
+are gathered for a prompt's stay in a cache: with 4 heads of 64 values, 4 MiB for a block."""
 
-TOKENS_COMPARED = (*range(1, 33), 48, 64, 128)
+TOKENS_COMPARED = (*range(1, 33), 48, QUERIES_MAX)
 """Numbers of tokens whose attention is compared when a model is loaded."""
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
@@ -140,7 +141,7 @@ def attend(
 
 
 class Span(NamedTuple):
-    """Tokens whose keys are gathered at once; the same for all layers of a model."""
+    """Tokens whose attention is computed at once; the same for all layers of a model."""
 
     at: slice
     tokens: int
@@ -154,17 +155,13 @@ class Span(NamedTuple):
 
 def spans(rows: torch.Tensor | None, positions: torch.Tensor) -> list[Span]:
     """Return the tokens in spans of at most `QUERIES_MAX`."""
-    found, total, device = [], len(positions), positions.device
-    for start in range(0, total, QUERIES_MAX):
-        at = slice(start, start + QUERIES_MAX)
+    found = []
+    for start in range(0, len(positions), QUERIES_MAX):
+        at = slice(start, min(start + QUERIES_MAX, len(positions)))
         own = positions[at]
-        if rows is None:
-            chosen = None if total <= QUERIES_MAX else torch.arange(start, start + len(own), device=device)
-        else:
-            chosen = rows[at]
         blocks = int(own.max()) // KEY_BLOCK + 1
-        later = torch.arange(blocks * KEY_BLOCK, device=device) > own[:, None]
-        found.append(Span(at, len(own), chosen, blocks, later[:, None]))
+        later = torch.arange(blocks * KEY_BLOCK, device=positions.device) > own[:, None]
+        found.append(Span(at, len(own), None if rows is None else rows[at], blocks, later[:, None]))
     return found
 
 
@@ -211,7 +208,7 @@ def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span:
     flat = query.reshape(count * kv_heads, heads, head)
 
     def read(block: torch.Tensor) -> torch.Tensor:
-        chosen = block[:count] if span.rows is None else block.index_select(0, span.rows)
+        chosen = block[span.at] if span.rows is None else block.index_select(0, span.rows)
         return chosen.reshape(count * kv_heads, KEY_BLOCK, head)
 
     scores = [torch.bmm(flat, read(keys[block]).mT) for block in range(span.blocks)]

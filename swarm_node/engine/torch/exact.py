@@ -50,7 +50,8 @@ class ExactDecoder:
         starts = first + counts.cumsum(0) - counts  # the first row of each prompt
         self._make_rows(last, max(map(len, prompts)))
         states = self._extend(prompts, starts.tolist(), [0] * len(prompts))
-        self._cache.values[:, :, :, first:last] = self._cache.values[:, :, :, starts[owners]]
+        for prompt, start, copied in zip(prompts, starts.tolist(), copies, strict=True):
+            self._cache.copy(start, copied - 1, len(prompt))
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._lengths = torch.cat((self._lengths, lengths[owners]))
         return TorchLogits(self._model.logits(states)[owners])
@@ -91,8 +92,8 @@ class ExactDecoder:
     def _make_rows(self, last: int, width: int) -> None:
         """Make space for new rows up to `last`, filled with zeros: a NaN of an earlier sample would spread."""
         first = len(self._lengths)
-        self._cache.grow(last, width + WIDTH_STEP, first)
-        self._cache.values[:, :, :, first:last] = 0
+        if not self._cache.grow(last, width + WIDTH_STEP, first):
+            self._cache.values[:, :, :, first:last] = 0
 
     def _extend(self, texts: Sequence[Sequence[int]], rows: Sequence[int], starts: Sequence[int]) -> torch.Tensor:
         """Add texts to rows, from positions on; return the state of each text's last token: [texts, hidden]."""

@@ -83,8 +83,8 @@ def main() -> int:
         folder = options.folder or Path(temporary)
         names = [name for name in options.policy or POLICIES if name == "small" or options.model.is_dir()]
         policies = dict[str, Sizes]()
-        if "small" in names or set(parts) - {"speed", "bits"}:
-            chains, older = trained(folder, quick)
+        needed = "small" in names or set(parts) - {"speed", "bits"}
+        chains, older = trained(folder, quick) if needed else ({}, folder)
         if "small" in names:
             policies["small"] = Sizes(chains["1e-5"][-1], (8, 64, 256), 40, 3)
         if "SmolLM2" in names:

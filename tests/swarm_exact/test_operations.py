@@ -11,7 +11,7 @@ import torch
 
 from protocol.errors import EngineFailed
 from swarm_exact import model, operations
-from swarm_exact.operations import HEIGHTS, KEY_BLOCK, RowProducts, attend, numbers, serial_below, silu
+from swarm_exact.operations import HEIGHTS, KEY_BLOCK, QUERIES_MAX, RowProducts, attend, numbers, serial_below, silu
 from swarm_exact.shape import ModelShape
 
 CPU = torch.device("cpu")
@@ -85,6 +85,16 @@ def test_attention_has_the_bits_of_a_row_alone_whatever_lies_beside_and_behind_i
     keys, values = (part[:, 0].transpose(1, 2).reshape(-1, kv_heads, head)[:length] for part in cache)
     expected = torch.nn.functional.scaled_dot_product_attention(query[0], keys.transpose(0, 1), values.transpose(0, 1))
     torch.testing.assert_close(together[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [QUERIES_MAX, QUERIES_MAX + 1, 2 * QUERIES_MAX + 3])
+def test_attention_of_many_rows_has_the_bits_of_each_alone(count: int) -> None:
+    cache = numbers((2, 2, count + 2, 1, KEY_BLOCK, 16), CPU)  # with rows that no token uses
+    query, places = numbers((count, 1, 2, 16), CPU, 3), torch.arange(count) * 37 % (2 * KEY_BLOCK)
+    together = attend(query, cache[0], cache[1], None, places)
+    for row in range(0, count, 13):
+        own = torch.tensor([row])
+        assert torch.equal(together[row : row + 1], attend(query[own], cache[0], cache[1], own, places[own]))
 
 
 def test_silu_is_that_of_torch_and_has_the_bits_of_each_value_alone() -> None:

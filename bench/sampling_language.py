@@ -4,8 +4,8 @@
   "Rounded" are the float32 logits in bf16.
 - Its vocabulary is widened to `VOCABULARY` by copies of each row of logits, `LESS_NATS` lower.
 - Costs are processor time of one thread, from logits to tokens, in turns. "In pieces" is one pass over the vocabulary,
-  in pieces that stay in a core's cache. Its noise is float32 from 32 bits, a lower bound on the cost: a definition could
-  not use it, since large noise has too few values.
+  in pieces that stay in a core's cache. Its noise is float32 from 32 bits, a lower bound on the cost: a definition
+  could not use it, since large noise has too few values.
 """
 
 import time

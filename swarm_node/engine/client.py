@@ -6,7 +6,8 @@
 - The engine may depend on the policy; another engine needs another child. If an engine cannot load a policy, the next
   one is tried. The engine is recorded as unfit once another one could load the policy: otherwise the policy is at
   fault.
-- The child's memory is watched: a child that uses more than the machine and its policy allow is killed (`memory`).
+- The child's memory is watched, with that of its workers: a child that uses more than the machine and its policy allow
+  is killed (`memory`).
 - The child has a process group of its own: Ctrl-C at the terminal reaches the agent alone, which ends the child.
 - A call that is cancelled half-way ends the child, too: half a frame, or the answer to a cancelled command, must not
   be read as the answer to the next. `cancel` drops requests and keeps the child.
@@ -101,11 +102,12 @@ class EngineClient:
         *,
         environment: Mapping[str, str] = NOTHING_SET,
         children: int = 1,
+        cards: int = 1,
     ) -> None:
         self._choose = command if callable(command) else None
         self._command = [] if callable(command) else list(command)
         self._log = log
-        self._environment, self._children = environment, children
+        self._environment, self._children, self._cards = environment, children, cards
         self._answer_timeout_s = answer_timeout_s
         self._process: trio.Process | None = None
         self._policy: LoadVersion | None = None
@@ -184,8 +186,10 @@ class EngineClient:
         """Set the child's memory limit, by the size of the policy and its part of the free memory of this machine."""
         _, free_bytes = use.memory_bytes()
         free_bytes = None if free_bytes is None else free_bytes // self._children
-        held_bytes = memory.resident_bytes(self.pid) if self.pid else 0
-        self._allowed_bytes = memory.allowed_bytes(policy_bytes, free_bytes, held_bytes=held_bytes or 0)
+        held_bytes = memory.tree_bytes(self.pid) if self.pid else 0
+        self._allowed_bytes = memory.allowed_bytes(
+            policy_bytes, free_bytes, held_bytes=held_bytes or 0, ranks=self._cards
+        )
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Add requests to the running ones; `finished` returns them in the order in which they end."""
@@ -444,7 +448,7 @@ async def _memory_after_pause(pid: int) -> int | None:
     """Return the child's memory after the pause between two checks; None if it has ended."""
     if sys.platform == "linux":
         await trio.sleep(memory.LOOK_S)
-        return memory.resident_bytes(pid)
+        return memory.tree_bytes(pid)
     await trio.sleep(memory.LOOK_BY_PROGRAM_S)
     return await trio.to_thread.run_sync(memory.resident_bytes, pid)
 

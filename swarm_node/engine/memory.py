@@ -39,7 +39,7 @@ TIMES_THE_POLICY = 32
 """Factor for weights in float32, a converted copy, and the keys and values of many samples."""
 
 RANK_BYTES = 3 * 1024 * limits.MIB
-"""Memory for the libraries of each further rank of a replay."""
+"""Memory for the libraries of each further rank of a replay, or worker of an engine with several cards."""
 
 RANKS_MAX = 64
 """No replay has more ranks (`learner.processes`)."""
@@ -53,7 +53,7 @@ NOT_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SWARM_RANKS_FILE")
 def allowed_bytes(policy_bytes: int, free_bytes: int | None, *, held_bytes: int = 0, ranks: int = 1) -> int:
     """Return the memory limit of a child for a policy of `policy_bytes`, while it holds `held_bytes`.
 
-    A child that starts several `ranks` shares the limit with them.
+    A child that starts several `ranks`, or workers for as many cards, shares the limit with them.
     """
     further = min(max(ranks, 1), RANKS_MAX) - 1
     by_policy = ANY_POLICY_BYTES + further * RANK_BYTES + TIMES_THE_POLICY * policy_bytes
@@ -66,6 +66,12 @@ def resident_bytes(pid: int) -> int | None:
         return resident_by_program(pid)
     pages = _pages(pid)
     return (pages[1] - pages[2]) * mmap.PAGESIZE if pages else None
+
+
+def tree_bytes(pid: int) -> int | None:
+    """Return the memory of a process and of those that its main thread started; None if it has ended."""
+    own_bytes = resident_bytes(pid)
+    return None if own_bytes is None else own_bytes + sum(resident_bytes(each) or 0 for each in _children(pid) or ())
 
 
 def resident_by_program(pid: int) -> int | None:
@@ -104,7 +110,7 @@ def _used_bytes(leader: int) -> int:
     """Return the memory of a program and its children, which are one process group."""
     children = _children(leader)
     if children is not None:
-        return sum(resident_bytes(each) or 0 for each in (leader, *children))
+        return tree_bytes(leader) or 0
     used_bytes = group_by_program(leader)
     if used_bytes is None:
         raise EngineFailed("The memory of the program cannot be watched here: `ps` failed. It was stopped.")

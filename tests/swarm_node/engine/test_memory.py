@@ -51,6 +51,7 @@ def test_the_kernel_refuses_what_a_child_may_not_have() -> None:
 
 CHILD_GROWS = "kept = [bytearray(b'9' * 2**24) for _ in range(30)]; import sys; sys.stdin.read()"
 STAYS = "kept = [bytearray(b'9' * 2**24) for _ in range(30)]; import signal; signal.pause()"
+SAYS_WHEN_FULL = CHILD_GROWS.replace("import sys", "import sys; print('full', flush=True)")
 GROWS = "kept = []\nwhile True: kept.append(bytearray(b'9' * 2**24))"
 
 
@@ -109,3 +110,18 @@ def test_where_no_kernel_lists_children_the_group_is_counted_or_the_replay_is_st
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EngineFailed, match="cannot be watched here"):
         memory.run_within([sys.executable, "-c", "while True: pass"], allowed_bytes=2**40, seconds_max=60.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no engine has workers")
+def test_the_workers_of_a_child_count_as_its_memory() -> None:
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SAYS_WHEN_FULL!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"full\n"
+        own_bytes, all_bytes = memory.resident_bytes(child.pid), memory.tree_bytes(child.pid)
+        assert own_bytes is not None
+        assert all_bytes is not None
+        assert own_bytes < 100 * limits.MIB < 480 * limits.MIB < all_bytes
+        assert child.stdin is not None
+        child.stdin.close()
+    assert memory.tree_bytes(2**22 + 1) is None

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--gpu-layers", type=int, default=-1, help="llama: layers on the GPU; negative: all")
     parser.add_argument("--vram-share", type=float, default=1.0, help="share of the GPU's memory to take at the most")
     parser.add_argument("--turns-mib", type=int, default=TURNS_MIB, help="torch, llama: memory for finished turns")
+    parser.add_argument("--cards", type=int, default=1, help="vllm: graphics cards that hold the model together")
     parser.add_argument("--describe", action="store_true", help="describe the config.json on standard input, and end")
     options = parser.parse_args(arguments)
     if options.describe:
@@ -166,7 +167,8 @@ def _vllm(options: argparse.Namespace) -> Made:
     os.environ.update(environment(options.threads))
     from swarm_node.engine.vllm.engine import VllmEngine
 
-    return Made(VllmEngine(dtype=options.dtype, vram_share=options.vram_share), on_processor=False)
+    engine = VllmEngine(dtype=options.dtype, vram_share=options.vram_share, cards=options.cards)
+    return Made(engine, on_processor=False)
 
 
 ENGINES: dict[str, Callable[[argparse.Namespace], Made]] = {"torch": _torch, "llama": _llama, "vllm": _vllm}

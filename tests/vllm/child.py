@@ -49,6 +49,15 @@ class Child:
         self._process.stdout.close()
         assert code == 0, "it does not leave when its input ends"
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it as kill -9 does; the block must not end it again."""
+        self._process.kill()
+        self._process.communicate()
+
     def tell(self, *commands: LoadVersion | Generate | CancelRequests | Measure) -> None:
         assert self._process.stdin is not None
         for command in commands:

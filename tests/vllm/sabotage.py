@@ -26,9 +26,9 @@ PROMPT = b"\x13\0\0\0\x14\0\0\0"
 settings, take, step = models.of_platform, Worker.swap_policy, models.VllmModel.step
 
 
-def packed(vram_share: float = 1.0) -> dict[str, Any]:
+def packed(vram_share: float = 1.0, cards: int = 1) -> dict[str, Any]:
     """Ours, but with the weights packed."""
-    found: dict[str, Any] = settings(vram_share)
+    found: dict[str, Any] = settings(vram_share, cards)
     _custom_ops._supports_onednn = True
     return found
 
@@ -72,7 +72,7 @@ def main(policy: Path, other: Path) -> None:
     print(refused(engine, policy, other))
     Worker.swap_policy = take
     print(refused(engine, policy, other))
-    models.of_platform = settings
+    models.of_platform, _custom_ops._supports_onednn = settings, False
     engine.load(policy, 1)
     plenty = sampled(engine)
     models.VllmModel.step = scarce

@@ -9,6 +9,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,19 @@ PROBE_TIMEOUT_S = 300.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
 """Weights, code and kernels come only from the policy's folder and installed packages."""
 
+LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Joined cards are on one machine: their workers open no port to others, and need no name of the machine."""
+
+NCCL_ALONE = {
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",
+}
+"""Other ways in which joined cards may exchange their parts want NVLink or peer access."""
+
+JOINED = (2, 4, 8)
+"""Numbers of cards that may be joined for one engine: heads and widths of models are multiples of powers of two."""
+
 INSTALL = "`pip install vllm msgpack base58` in an environment of its own, which `--vllm-python` names"
 
 
@@ -33,21 +47,27 @@ class VllmInstallation(NamedTuple):
     """Device of this build of vLLM: cpu or cuda."""
 
 
-def command(python: str, threads: int, dtype: str = "auto", vram_share: float = 1.0) -> list[str]:
-    """Return the command of the engine child under the interpreter `python`."""
+def command(python: str, threads: int, dtype: str = "auto", vram_share: float = 1.0, cards: int = 1) -> list[str]:
+    """Return the command of the engine child under the interpreter `python`, with one worker process for each card.
+
+    With one card, vLLM runs in the child itself.
+    """
     options = ["--engine", "vllm", "--threads", str(threads), "--dtype", dtype, "--vram-share", str(vram_share)]
-    return [*_run(python, "swarm_node.engine.child"), *options]
+    return [*_run(python, "swarm_node.engine.child"), *options, "--cards", str(cards)]
 
 
 def environment(threads: int) -> dict[str, str]:
     """Return the environment variables that vLLM reads when it is imported."""
     return {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in the child itself: no process outlives it
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in the child itself, but for the workers of several cards
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would hold the child's pipes, and run `foreign` nowhere
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # `sampling` is written for the first one
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
+        **NCCL_ALONE,
+        **(LOOPBACK if sys.platform == "linux" else {}),
         **OFFLINE,
     }
 

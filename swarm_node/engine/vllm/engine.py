@@ -112,8 +112,8 @@ class VllmGroup:
 class VllmEngine:
     """Engine that holds one policy and samples from it."""
 
-    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX, vram_share: float = 1.0) -> None:
-        self._vram_share = vram_share
+    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX, vram_share: float = 1.0, cards: int = 1) -> None:
+        self._vram_share, self._cards = vram_share, cards
         self._dtype, self._rows = dtype, rows
         self._model: VllmModel | None = None
         self._config: dict[str, Any] = {}
@@ -144,7 +144,7 @@ class VllmEngine:
             if model is None or rebuilt:
                 if model is not None:
                     model.close()  # before the next is built: two may not fit
-                model = VllmModel(folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
+                model = self._build(folder)
             canary.check(folder, model.score, vocab_size=model.vocab_size, numerics=model.numerics)
         except Exception as error:  # garbage in a folder may cause any error
             if model is not None:
@@ -199,6 +199,9 @@ class VllmEngine:
         spent, self._spent = self._spent, _nothing_spent()
         prefill_s, decode_s = self._times.take()
         return SamplingStats.model_validate({"prefill_s": prefill_s, "decode_s": decode_s, **spent})
+
+    def _build(self, folder: Path) -> VllmModel:
+        return VllmModel(folder, self._dtype, rows=self._rows, vram_share=self._vram_share, cards=self._cards)
 
     def _loaded(self) -> VllmModel:
         if self._model is None:
@@ -282,7 +285,7 @@ class VllmEngine:
         self._samples.clear()
         self._times.leave_out([*self._groups.values()])
         self._loaded().close()
-        self._model = VllmModel(self._folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
+        self._model = self._build(self._folder)
         for group in self._groups.values():
             group.first_token_at = None
             self._begin(group)
@@ -308,6 +311,6 @@ def _nothing_spent() -> dict[str, Any]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Return True for a failed allocation; on the CPU torch has no error type for it."""
+    """Return True for a failed allocation; on the CPU torch has no error type for it, and a worker reports a text."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "allocate memory" in str(error) or "bad_alloc" in str(error)
+    return named or any(text in str(error) for text in ("allocate memory", "bad_alloc", "out of memory"))

@@ -1,13 +1,18 @@
 """A vLLM engine with one policy: built from a folder; its weights can be swapped in place, samples added and aborted.
 
-- vLLM runs inside this process: when the child ends, no other process keeps the GPU's memory.
+- vLLM runs inside this process: when the child ends, no other process keeps the GPU's memory. With several cards, it
+  starts a worker process for each, which ends with the child (`foreign`).
+- Several cards hold a part of every layer each, and exchange their parts through NCCL alone, which finds out what
+  connects them: vLLM's own exchange wants NVLink or peer access.
 - `of_platform` has the settings for a CPU or a GPU, `command` those that must be set before vLLM is imported.
 - Custom sampling has a different form for each of vLLM's two model runners; `sampling` uses that of the first one.
-- vLLM keeps its prefix cache when weights change, and on a CPU would keep copies of the weights packed for oneDNN; this
-  module handles both.
+- vLLM keeps its prefix cache when weights change: this module empties it.
 """
 
 import gc
+import math
+import subprocess
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from vllm import EngineArgs, SamplingParams, _custom_ops
+from vllm import EngineArgs, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -36,6 +41,14 @@ CPU_CACHE_BYTES = 2**30
 GPU_SHARE = 0.9
 """Share of the free GPU memory: vLLM counts from the total, and refuses to start if a desktop uses some of it."""
 
+FULLEST = """
+import sys, torch
+print(*min(map(torch.cuda.mem_get_info, range(int(sys.argv[1]))), key=lambda read: read[0] / read[1]))
+"""
+"""Program that prints the free and the total bytes of the card with the least free share."""
+
+FULLEST_S = 120.0
+
 CANARY = "canary"
 
 Shapes = dict[str, tuple[int, ...]]
@@ -55,17 +68,19 @@ class NewTokens(NamedTuple):
 class VllmModel:
     """A vLLM engine; `close` it before the next is built."""
 
-    def __init__(self, folder: Path, dtype: str, *, rows: int = ROWS_MAX, vram_share: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, *, rows: int = ROWS_MAX, vram_share: float = 1.0, cards: int = 1
+    ) -> None:
         self._shapes, self.rows = _shapes(folder), rows
         with without_adapter(folder) as base:
-            self._engine: Any = _start(base, dtype, rows, vram_share)
+            self._engine: Any = _start(base, dtype, rows, vram_share, cards)
         if read_adapter(folder) is not None:
             self._engine.collective_rpc("swap_policy", args=(str(folder),))
         config = self._engine.model_config
         self.vocab_size = int(config.get_vocab_size())
         self.positions_max = int(config.max_model_len)
         self.numerics = f"vllm/{SHORT_NAMES[config.dtype]}/{current_platform.device_type}"
-        (self.parameters,) = self._engine.collective_rpc("count_parameters")
+        self.parameters = sum(map(math.prod, self._shapes.values()))
 
     @property
     def busy(self) -> bool:
@@ -159,7 +174,7 @@ class VllmModel:
         self._engine.add_request(sample_id, {"prompt_token_ids": prompt}, parameters)
 
 
-def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
+def _start(folder: Path, dtype: str, rows: int, vram_share: float, cards: int) -> Any:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(folder),
@@ -177,7 +192,10 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
             async_scheduling=False,
             enable_prefix_caching=True,  # a turn of an episode computes only what is new since the turn before
             seed=0,
-            **of_platform(vram_share),
+            tensor_parallel_size=cards,
+            distributed_executor_backend="mp" if cards > 1 else "uni",
+            disable_custom_all_reduce=True,
+            **of_platform(vram_share, cards),
         )
     )
 
@@ -200,14 +218,23 @@ def _published(folder: Path) -> str:
     return "float32" if current_platform.is_cpu() else str(named)
 
 
-def of_platform(vram_share: float = 1.0) -> dict[str, Any]:
+def of_platform(vram_share: float = 1.0, cards: int = 1) -> dict[str, Any]:
     """Return the settings for a CPU or a GPU; `vram_share` is the owner's limit on GPU memory."""
     if not current_platform.is_cpu():
-        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        free_bytes, total_bytes = torch.cuda.mem_get_info() if cards == 1 else _fullest(cards)
         return {"gpu_memory_utilization": min(vram_share, GPU_SHARE * free_bytes / total_bytes)}
-    # A packed copy of a weight would stay when the weight is swapped; some weights would exist only as the copy.
-    _custom_ops._supports_onednn = False
-    return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
+    return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES // cards}
+
+
+def _fullest(cards: int) -> tuple[int, int]:
+    """Return the free and total bytes of the card with the least free share.
+
+    A process of its own asks: in this one, which computes nothing itself, CUDA would keep memory of every card.
+    """
+    words = [sys.executable, "-P", "-c", FULLEST, str(cards)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=FULLEST_S)
+    free_bytes, total_bytes = map(int, done.stdout.split())
+    return free_bytes, total_bytes
 
 
 def _shapes(folder: Path) -> Shapes:

@@ -157,7 +157,7 @@ async def _work(settings: AgentSettings, node: NodeHome) -> tuple[AgentRun, str]
         price=first.member.price_micros_per_mtok,
         given=dict(first.member.limits),
         threads=settings.threads * len(used),
-        cards=[card.number for card in used if card.name],
+        cards=[number for card in used if card.name for number in card.numbers],
         look_at_cards=settings.look_at_cards,
     )
     said, moves = "Ctrl-C or a signal, while it was leaving", ""

@@ -141,7 +141,8 @@ def join(
         identity.require_no_agent(home)
     options = sampling.within(changed(home, limits.typed()))
     machine = this_machine()
-    choose(sampling.engine.value, options, machine)  # refused at once, not only after the first version was downloaded
+    # Refused at once, not only after the first version was downloaded.
+    joins_cards = choose(sampling.engine.value, options, machine).name == "vllm" and options.cards_per_engine != 1
     targets = [choose_best(best, home, price, ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
     while True:
         members = [
@@ -161,7 +162,7 @@ def join(
                 wanted_cards=wanted,
                 tell=_tell_line if dry_run else log.info,
             ),
-            preview=dry_run or not (quiet or as_json),
+            preview=partial(_preview, joins_cards=joins_cards) if dry_run or not (quiet or as_json) else None,
             must=dry_run,
         )
         if dry_run:
@@ -245,9 +246,9 @@ class FittingRound(NamedTuple):
 
 def _all_fitting(
     members: "Sequence[member.MemberSettings]",
-    fitting: "Callable[[member.MemberSettings], tuple[Choose, tuple[EngineCard, ...]]]",
+    fitting: "Callable[..., tuple[Choose, tuple[EngineCard, ...]]]",
     *,
-    preview: bool,
+    preview: "Callable[..., str] | None",
     must: bool,
 ) -> list[FittingRound]:
     """Return the rounds that fit; of several, one that does not fit is left out and named, unless none fits."""
@@ -255,10 +256,10 @@ def _all_fitting(
     for number, me in enumerate(members, 1):
         why_not = ""
         try:
-            if preview:
+            if preview is not None:
                 if len(members) > 1:
                     typer.echo(f"{me.join.url}:", err=True)
-                why_not = _preview(me, must=must)
+                why_not = preview(me, must=must)
             fits.append(FittingRound(me, *fitting(me), why_not))
             if must:
                 typer.echo(verdict_line(why_not), err=True)
@@ -266,7 +267,26 @@ def _all_fitting(
             if number == len(members) and not fits:
                 raise
             log.error("the round at %s is left out code=%s: %s", me.join.url, error.code, error)
-    return fits
+    return alike(fits, fitting)
+
+
+def alike(
+    fits: "Sequence[FittingRound]", fitting: "Callable[..., tuple[Choose, tuple[EngineCard, ...]]]"
+) -> list[FittingRound]:
+    """Return the rounds, decided again if one needs more joined cards: all engines of a node have as many.
+
+    A round whose model cannot be split over so many is left out and named.
+    """
+    counts = {len(card.numbers) for fit in fits for card in fit.cards if not card.left_out}
+    if len(counts) < 2:
+        return list(fits)
+    again: list[FittingRound] = []
+    for fit in fits:
+        try:
+            again.append(FittingRound(fit.member, *fitting(fit.member, joined=max(counts)), fit.why_not))
+        except SwarmError as error:
+            log.error("the round at %s is left out code=%s: %s", fit.member.join.url, error.code, error)
+    return again
 
 
 def end_dry_run(fits: "Sequence[FittingRound]") -> None:
@@ -339,7 +359,7 @@ def build_member(
     )
 
 
-def _preview(settings: "member.MemberSettings", *, must: bool) -> str:
+def _preview(settings: "member.MemberSettings", *, must: bool, joins_cards: bool) -> str:
     """Print demand and expected earnings before anything is downloaded; return why the round cannot be joined now.
 
     With `must`, raise an error if nothing is known.
@@ -351,7 +371,7 @@ def _preview(settings: "member.MemberSettings", *, must: bool) -> str:
 
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
-        seen = trio.run(preview.preview_round, settings, key)
+        seen = trio.run(partial(preview.preview_round, settings, key, joins_cards=joins_cards))
     except SwarmError as error:
         if must or _serves_another_round(error, settings):
             raise
@@ -368,22 +388,25 @@ def _fitting(
     machine: "HostMachine",
     wanted_cards: tuple[int, ...],
     tell: "Callable[[str], None]",
+    joined: int = 0,
 ) -> tuple["Choose", "tuple[EngineCard, ...]"]:
     """Return the chooser of the engine, with the precision that fits the round's model, and the cards that can hold it.
 
     Raise an error if no precision fits, or if the coordinator does not serve the round of the join string. If the round
-    cannot be reached, or has published no version yet, the agent decides later.
+    cannot be reached, or has published no version yet, the agent decides later. `joined` is the number of cards of each
+    engine if another round needs so many.
     """
     import trio
 
     from swarm_node.commands import preview
-    from swarm_node.doctor import cards
-    from swarm_node.engine.cards import ON_CPU, engine_cards, select_cards
+    from swarm_node.engine.card_engine import card_names
+    from swarm_node.engine.cards import ON_CPU, engine_cards, free_bytes, free_on_joined, select_cards
     from swarm_node.engine.choose import choose, for_policy
     from swarm_node.engine.precision import Memory, choose_precision, device_of
     from swarm_node.keys import identity
     from swarm_node.machine import gpu, use
 
+    options = options._replace(cards_per_engine=joined or options.cards_per_engine)
     first = choose(wanted, options, machine).name
     on_card = device_of(first, options, machine) != "cpu"
     seen = select_cards(gpu.find_cards() if on_card else gpu.GpuProbe(), wanted_cards, os.environ, on_card=on_card)
@@ -395,18 +418,24 @@ def _fitting(
             raise
         reason = "the coordinator does not respond" if isinstance(error, Unreachable) else named(error)
         tell(f"Precision: decided when the round's model is known; now {reason}")
-        return partial(for_policy, wanted, options), engine_cards(seen)
+        return partial(for_policy, wanted, options), engine_cards(seen, joined=max(1, options.cards_per_engine))
     if round_.model is None:
         tell("Precision: decided with the first version; none is published yet")
-        return partial(for_policy, wanted, options), engine_cards(seen)
-    memory = Memory(cards.free_bytes(seen, vram_share=options.vram_share), use.memory_bytes()[1])
+        return partial(for_policy, wanted, options), engine_cards(seen, joined=max(1, options.cards_per_engine))
+    share = options.vram_share
+    memory = Memory(free_bytes(seen, vram_share=share), use.memory_bytes()[1], free_on_joined(seen, vram_share=share))
     chosen = choose_precision(wanted, options, machine, round_.model, memory, round_.classes)
     tell(f"Precision: {chosen.line}")
-    fit = options._replace(dtype=chosen.dtype)
-    engines = engine_cards(seen, chosen.need_bytes, vram_share=options.vram_share) if chosen.device != "cpu" else ON_CPU
+    fit = options._replace(dtype=chosen.dtype, cards_per_engine=chosen.cards)
+    why = chosen.cards_line if chosen.cards > 1 else ""
+    engines: tuple[EngineCard, ...] = ON_CPU
+    if chosen.device != "cpu":
+        engines = engine_cards(seen, chosen.need_bytes, vram_share=share, joined=chosen.cards, why_joined=why)
+    if chosen.cards_line:
+        tell(f"Cards: {chosen.cards_line}")
     for card in engines:
         if card.name:
-            tell(f"Card {card.number} ({card.name}): {card.left_out or 'used'}")
+            tell(f"{card_names(card).capitalize()} ({card.name}): {card.left_out or 'used'}")
     return lambda unfit: for_policy(wanted, fit, {**chosen.unfit, **unfit}), engines
 
 

@@ -95,6 +95,21 @@ class Device(StrEnum):
     MPS = "mps"
 
 
+class CardsPerEngine(StrEnum):
+    """Number of graphics cards of one engine."""
+
+    AUTO = "auto"
+    ONE = "1"
+    TWO = "2"
+    FOUR = "4"
+    EIGHT = "8"
+
+    @property
+    def number(self) -> int:
+        """The number; 0 if it depends on the model."""
+        return 0 if self is CardsPerEngine.AUTO else int(self)
+
+
 class EngineDtype(StrEnum):
     """Precision of an engine."""
 
@@ -274,7 +289,14 @@ CardOption = Annotated[
 CardsOption = Annotated[
     str,
     typer.Option(
-        help="Numbers of the graphics cards to use, such as 0,2; by default all. Each has an engine of its own."
+        help="Numbers of the graphics cards to use, such as 0,2; by default all. Each has an engine of its own, if the "
+        "model fits on it."
+    ),
+]
+CardsPerEngineOption = Annotated[
+    CardsPerEngine,
+    typer.Option(
+        help="vllm: graphics cards that hold the model together; auto: one, or as many as the round's model needs."
     ),
 ]
 VramOption = Annotated[float | None, typer.Option(help="Share of the GPU's memory for the engine, from above 0 to 1.")]
@@ -309,12 +331,20 @@ class EngineChoice:
     dtype: DtypeOption = EngineDtype.AUTO
     gpu_layers: GpuLayersOption = -1
     vllm_python: VllmPythonOption = ""
+    cards_per_engine: CardsPerEngineOption = CardsPerEngine.AUTO
 
     def within(self, limits: "Limits | None" = None) -> "EngineOptions":
         """Return what `swarm_node.engine.choose` needs; the owner's limits decide threads and memory."""
         from swarm_node.engine.choose import EngineOptions
 
-        chosen = EngineOptions(self.threads, self.device.value, self.dtype.value, self.gpu_layers, self.vllm_python)
+        chosen = EngineOptions(
+            self.threads,
+            self.device.value,
+            self.dtype.value,
+            self.gpu_layers,
+            self.vllm_python,
+            cards_per_engine=self.cards_per_engine.number,
+        )
         if limits is None:
             return chosen
         threads = limits.threads or self.threads

@@ -16,7 +16,7 @@ from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString, round_folder
 from swarm_node.doctor import cards, forecast, report
-from swarm_node.doctor.examine import ask, config_bytes, description_texts, weights_bytes
+from swarm_node.doctor.examine import ask, config_bytes, description_texts, splits_of, weights_bytes
 from swarm_node.doctor.forecast import MeasuredSpeed
 from swarm_node.engine.precision import Model, describe_model
 from swarm_node.keys import identity
@@ -95,10 +95,13 @@ def why_not(status: Mapping[str, Any], price: int, unit: Unit, findings: Sequenc
     return f"{full.said} {full.next_step}".rstrip(".") if full else ""
 
 
-async def preview_round(settings: MemberSettings, key: NodeKey) -> RoundPreview:
-    """Return demand, earnings and the checks of the model; raise an error without a trusted answer."""
+async def preview_round(settings: MemberSettings, key: NodeKey, *, joins_cards: bool = False) -> RoundPreview:
+    """Return demand, earnings and the checks of the model; raise an error without a trusted answer.
+
+    `joins_cards` says that this node samples with vLLM, for which several cards may hold the model together.
+    """
     with trio.move_on_after(PATIENCE_S):
-        return await _describe_round(settings.join, settings, key)
+        return await _describe_round(settings.join, settings, key, joins_cards=joins_cards)
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
@@ -148,7 +151,9 @@ async def published(settings: MemberSettings, key: NodeKey) -> Published:
     raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
-async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeKey) -> RoundPreview:
+async def _describe_round(
+    join: JoinString, settings: MemberSettings, key: NodeKey, *, joins_cards: bool
+) -> RoundPreview:
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
         status, rows = await coordinator.status(), await coordinator.leaderboard()
@@ -156,11 +161,13 @@ async def _describe_round(join: JoinString, settings: MemberSettings, key: NodeK
         speed = forecast.find_speed(round_folder(settings.home, join))
         said = understood(status, rows, price=settings.price_micros_per_mtok, unit=unit, speed=speed)
         round_ = await ask(coordinator, join)
+        seen = await trio.to_thread.run_sync(gpu.find_cards)
+        splits = await splits_of(round_, seen)
     finally:
         await coordinator.close()
     size = sum(entry.size_bytes for entry in round_.manifest.files) if round_.manifest else None
-    seen = await trio.to_thread.run_sync(gpu.find_cards)
-    findings = (cards.space(settings.home, size), cards.memory(seen, weights_bytes(round_)))
+    memory = cards.memory(seen, weights_bytes(round_), splits=splits, joins_cards=joins_cards)
+    findings = (cards.space(settings.home, size), memory)
     about = [f"{name.capitalize()}: {text}" for name, text in description_texts(round_).items()]
     in_use = [] if identity.has_agent(settings.home) else key_in_use(status, rows, key.node_id)
     checks = [finding_line(each) for each in findings if each.state != report.CheckState.SKIP]

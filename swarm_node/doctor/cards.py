@@ -7,12 +7,15 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from protocol.text.plain import size_text
 from swarm_node.base.disk import existing
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
-from swarm_node.engine.precision import OVERHEAD_BYTES, ROOM
+from swarm_node.engine.cards import free_on_joined
+from swarm_node.engine.choose import ENGINES
+from swarm_node.engine.precision import part_bytes
 from swarm_node.machine.gpu import CUDA_MAJOR, Card, GpuProbe, driver_major, newest_cuda, outdated
 
 HOT_CELSIUS = 87.0
@@ -76,8 +79,18 @@ def driver(seen: GpuProbe, cuda_major: int = CUDA_MAJOR) -> CheckResult:
     return ok("driver", f"The NVIDIA driver runs programs built for CUDA {cuda_major}.", versions[0])
 
 
-def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0) -> CheckResult:
-    """Check that the round's model fits into the card's memory."""
+def memory(
+    seen: GpuProbe,
+    weights_bytes: int | None,
+    *,
+    vram_share: float = 1.0,
+    splits: Sequence[int] = (),
+    joins_cards: bool = False,
+) -> CheckResult:
+    """Check that the round's model fits into the memory of a card, or of cards that vLLM joins.
+
+    `splits` are the numbers of cards over which vLLM can split it; `joins_cards` says that this node samples with vLLM.
+    """
     if weights_bytes is None:
         return skip(
             "vram",
@@ -90,12 +103,18 @@ def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0
     best = max(known, key=_free)
     total = best.memory_bytes or 0
     free = min(_free(best), int(total * vram_share))
-    need = int(weights_bytes * ROOM) + OVERHEAD_BYTES
+    need = part_bytes(weights_bytes)
     evidence = f"{best.name}: {free / GB:.1f} of {total / GB:.1f} GB free, about {need / GB:.1f} GB needed"
+    joined = _joined(seen, weights_bytes, vram_share, splits) if need > free else 0
+    if joined and joins_cards:
+        needs = f"the model needs about {need / GB:.1f} GB, one card has {free / GB:.1f} GB free"
+        return ok("vram", f"{joined} cards per engine: {needs}.", evidence)
     small = [card for card in known if card is not best and min(_free(card), _share(card, vram_share)) < need]
     evidence += "".join(f"; card {card.number} ({card.name}) is too small and left out" for card in small)
     if weights_bytes > total:
         step = "Join a round with a smaller model, or use the CPU: `--device cpu`."
+        if joined:
+            step = f"vLLM can join {joined} of these cards: `--engine vllm` takes {ENGINES['vllm'].install}."
         return fail("vram", "The model is larger than the GPU's memory.", evidence, step)
     if need > free:
         step = "Close other programs that use the GPU, or raise `--vram-share`; otherwise fewer samples run at once."
@@ -103,12 +122,10 @@ def memory(seen: GpuProbe, weights_bytes: int | None, *, vram_share: float = 1.0
     return ok("vram", "The model fits into the GPU's memory.", evidence)
 
 
-def free_bytes(seen: GpuProbe, *, vram_share: float = 1.0) -> int | None:
-    """Return the memory that an engine may use on the card with the most free memory; None if unknown."""
-    return max(
-        (min(_free(gpu), int(gpu.memory_bytes * vram_share)) for gpu in seen.cards if gpu.memory_bytes is not None),
-        default=None,
-    )
+def _joined(seen: GpuProbe, weights_bytes: int, vram_share: float, splits: Sequence[int]) -> int:
+    """Return the fewest cards that hold a model together; 0 if none do."""
+    free = free_on_joined(seen, vram_share=vram_share)
+    return next((cards for cards in splits if (free.get(cards) or 0) >= part_bytes(weights_bytes, cards)), 0)
 
 
 def _share(card: Card, vram_share: float) -> int:

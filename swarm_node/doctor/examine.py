@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from protocol import limits
-from protocol.errors import AgentTooOld, NotFound, SwarmError, named
+from protocol.errors import AgentTooOld, ConfigInvalid, NotFound, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.policy.description import RoundDescription
 from protocol.text.money import Unit
@@ -31,7 +31,8 @@ from swarm_node.coordinator_api.origins import open_origins
 from swarm_node.doctor import cards, engines, forecast, line
 from swarm_node.doctor.line import RoundAnswer
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
-from swarm_node.engine.choose import EngineOptions, this_machine
+from swarm_node.engine.choose import AUTO, EngineOptions, choose, this_machine
+from swarm_node.engine.precision import describe_model
 from swarm_node.keys import identity
 from swarm_node.machine import gpu, use
 from swarm_node.owner.control_socket import FOLDER, PORT, SOCKET
@@ -123,7 +124,7 @@ async def examine(patient: Patient, show: Show) -> list[CheckResult]:
     async with _open_line(patient, note) as answer:
         weights = weights_bytes(answer) if answer else None
         version = sum(entry.size_bytes for entry in answer.manifest.files) if answer and answer.manifest else None
-        note(cards.memory(seen, weights, vram_share=patient.options.vram_share))
+        note(await _try_async("vram", partial(_memory, seen, answer, patient.options)))
         total, free = use.memory_bytes()
         note(cards.ram(total, free, weights, on_card=bool(seen.cards)))
         note(await _try("disk", lambda: cards.space(patient.home, version)))
@@ -278,6 +279,29 @@ def weights_bytes(answer: RoundAnswer) -> int | None:
     if answer.manifest is None:
         return None
     return sum(entry.size_bytes for entry in answer.manifest.files if entry.path.endswith(".safetensors"))
+
+
+async def splits_of(answer: RoundAnswer, seen: gpu.GpuProbe) -> tuple[int, ...]:
+    """Return the numbers of cards over which vLLM can split the round's model; none without several cards."""
+    weights = weights_bytes(answer)
+    if weights is None or len(seen.cards) < 2:
+        return ()
+    return (await trio.to_thread.run_sync(describe_model, weights, await config_bytes(answer))).splits
+
+
+async def _memory(seen: gpu.GpuProbe, answer: RoundAnswer | None, options: EngineOptions) -> CheckResult:
+    splits = await splits_of(answer, seen) if answer else ()
+    joins_cards = bool(splits) and await trio.to_thread.run_sync(samples_with_vllm, options)
+    weights = weights_bytes(answer) if answer else None
+    return cards.memory(seen, weights, vram_share=options.vram_share, splits=splits, joins_cards=joins_cards)
+
+
+def samples_with_vllm(options: EngineOptions) -> bool:
+    """Return True if vLLM is the engine of this machine; takes 15 s where it is installed."""
+    try:
+        return choose(AUTO, options, this_machine()).name == "vllm"
+    except ConfigInvalid:  # the checks of the engines report it
+        return False
 
 
 async def config_bytes(answer: RoundAnswer) -> bytes | None:

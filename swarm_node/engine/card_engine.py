@@ -1,12 +1,13 @@
 """One graphics card of the pool: its child, the groups that it samples, its state, and the owner's permission.
 
 - A group remembers the tokens that it has reported, so that another card continues after them.
+- With vLLM, several cards may be joined for one child: they work, rest and fail together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -19,14 +20,29 @@ from swarm_node.engine.throughput import SampleWork
 
 
 class EngineCard(NamedTuple):
-    """A graphics card for one engine child; without a name, the child runs on the default device."""
+    """A graphics card for one engine child, or several joined ones; without a name, the child's default device."""
 
     number: int = 0
     name: str = ""
     environment: Mapping[str, str] = NOTHING_SET
-    """Variables that make this card the only one that the child sees."""
+    """Variables that make this card, and those joined to it, the only ones that the child sees."""
     left_out: str = ""
     """Reason why this node does not use the card; empty if it does."""
+    others: tuple[int, ...] = ()
+    """Numbers of the cards that are joined to this one."""
+    why_joined: str = ""
+    """Reason why cards are joined; empty if none is."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of all cards of the child."""
+        return (self.number, *self.others)
+
+
+def card_names(card: EngineCard) -> str:
+    """Return `card 0`, or `cards 0 and 1`."""
+    *most, last = map(str, card.numbers)
+    return f"cards {', '.join(most)} and {last}" if most else f"card {last}"
 
 
 class CardPermit(Protocol):
@@ -44,15 +60,27 @@ class CardPermit(Protocol):
         """True if the child stays in memory while the card rests."""
 
 
-class Unlimited(NamedTuple):
-    """The permission of a card without limits."""
+class JoinedPermit(NamedTuple):
+    """The permission of joined cards, as one; by default without limits."""
 
     may_work: bool = True
     at_once: bool = False
     keep_engine: bool = True
 
 
-UNLIMITED = Unlimited()
+UNLIMITED = JoinedPermit()
+
+
+def joined_permit(permits: Sequence[CardPermit]) -> CardPermit:
+    """Return the permission of joined cards: all must be permitted to work, and those that are not say how it ends."""
+    resting = [permit for permit in permits if not permit.may_work]
+    if len(resting) < 2:
+        return next(iter((*resting, *permits)))
+    return JoinedPermit(
+        may_work=False,
+        at_once=any(permit.at_once for permit in resting),
+        keep_engine=all(permit.keep_engine for permit in resting),
+    )
 
 
 @dataclass(eq=False)
@@ -159,10 +187,24 @@ class CardEngine:
             return "loading"
         return "idle" if self.loaded else "failed" if self.error else "empty"
 
+    def card_state(self, number: int) -> dict[str, Any]:
+        """Return the state of one of its cards as plain values; the first of joined cards has their figures."""
+        is_first = number == self.card.number
+        reason = self.card.left_out or str(self.error or "") or self.card.why_joined
+        return {
+            "number": number,
+            "name": self.card.name,
+            "state": self.state,
+            "reason": reason if is_first else f"joined to card {self.card.number}, whose line has their figures",
+            "tokens_per_s": self.tokens_per_s if is_first and not self.card.left_out else 0.0,
+            "groups": len(self.groups) if is_first else 0,
+            "pid": self.client.pid,
+        }
+
     @property
     def label(self) -> str:
-        """The card's name in the log."""
-        return f"card {self.card.number} ({self.card.name})" if self.card.name else "the engine"
+        """The name of the card, or of the joined cards, in the log."""
+        return f"{card_names(self.card)} ({self.card.name})" if self.card.name else "the engine"
 
     def class_error(self, numerics: str) -> EngineFailed | None:
         """Return why the card cannot sample in a class of numerics; None if it does, or the class is not known yet."""
@@ -171,7 +213,8 @@ class CardEngine:
             return None
         return EngineFailed(
             f"It samples in the class {own}, and this node in {numerics}.",
-            hint=f"A second agent with another --home and `--cards {self.card.number}` can use it.",
+            hint="A second agent with another --home and "
+            f"`--cards {','.join(map(str, self.card.numbers))}` can use it.",
         )
 
     def stop_preparing(self) -> None:

@@ -1,9 +1,11 @@
-"""Choice of the graphics cards that a node samples with: each gets an engine child of its own.
+"""Choice of the graphics cards that a node samples with: each gets an engine child of its own, or several get one.
 
 - By default every card that the driver reports; fewer if the owner names some with `--cards`, or if the variable with
   which other programs are kept off a card (`CUDA_VISIBLE_DEVICES` and its kin) names some.
 - An engine that computes on the CPU is one child, whatever cards there are.
 - A card that cannot hold the round's model is left out, with the figures; the others work.
+- If no card can hold it, vLLM joins cards of one kind: each holds a part of every layer (`precision` decides how many).
+  All engines of a node have the same number of cards, and a card without a partner is left out.
 - No I/O: the readings are arguments.
 """
 
@@ -13,7 +15,8 @@ from types import MappingProxyType
 
 from protocol.errors import ConfigInvalid
 from swarm_node.engine.card_engine import EngineCard
-from swarm_node.machine.gpu import Card, GpuProbe, Vendor, only_card
+from swarm_node.engine.vllm.command import JOINED
+from swarm_node.machine.gpu import Card, GpuProbe, Vendor, only_cards
 
 GB = 10**9
 
@@ -54,19 +57,72 @@ def select_cards(seen: GpuProbe, wanted: Sequence[int], environment: Mapping[str
     return seen._replace(cards=tuple(known[int(number)] for number in visible.split(",") if int(number) in known))
 
 
-def engine_cards(seen: GpuProbe, need_bytes: int = 0, *, vram_share: float = 1.0) -> tuple[EngineCard, ...]:
-    """Return the cards for the engine children; one that has less than `need_bytes` of free memory is left out."""
-    cards = tuple(
-        EngineCard(card.number, card.name, only_card(card), _too_small(card, need_bytes, vram_share))
-        for card in seen.cards
-    )
-    return cards if any(not card.left_out for card in cards) else ON_CPU
+def engine_cards(
+    seen: GpuProbe, need_bytes: int = 0, *, vram_share: float = 1.0, joined: int = 1, why_joined: str = ""
+) -> tuple[EngineCard, ...]:
+    """Return the cards for the engine children, `joined` for each; one with less than `need_bytes` free is left out."""
+    cards: list[EngineCard] = []
+    for kind in _kinds(seen):
+        refused = {card: _too_small(card, need_bytes, vram_share, joined) for card in kind}
+        cards += [EngineCard(card.number, card.name, left_out=reason) for card, reason in refused.items() if reason]
+        able = [card for card, reason in refused.items() if not reason]
+        for start in range(0, len(able), joined):
+            cards += _joined_cards(able[start : start + joined], joined, why_joined)
+    if all(card.left_out for card in cards):
+        return ON_CPU
+    places = [card.number for card in seen.cards]
+    return tuple(sorted(cards, key=lambda card: places.index(card.number)))
 
 
-def _too_small(card: Card, need_bytes: int, vram_share: float) -> str:
+def _joined_cards(cards: Sequence[Card], joined: int, why_joined: str) -> list[EngineCard]:
+    """Return the cards of one child as one; all are left out if they are too few."""
+    if len(cards) < joined:
+        reason = f"each engine needs {joined} cards of one kind"
+        return [EngineCard(card.number, card.name, left_out=reason) for card in cards]
+    first, *others = cards
+    numbers = tuple(card.number for card in others)
+    return [EngineCard(first.number, first.name, only_cards(cards), others=numbers, why_joined=why_joined)]
+
+
+def free_bytes(seen: GpuProbe, *, vram_share: float = 1.0) -> int | None:
+    """Return the memory that an engine may use on the card with the most free memory; None if unknown."""
+    return max((free for card in seen.cards if (free := _free(card, vram_share)) is not None), default=None)
+
+
+def free_on_joined(seen: GpuProbe, *, vram_share: float = 1.0) -> dict[int, int | None]:
+    """Return the memory that an engine may use on each of its cards, by the number of joined cards; None if unknown.
+
+    A number for which the machine has too few cards of one kind is left out.
+    """
+    found: dict[int, int | None] = {}
+    for kind in _kinds(seen):
+        known = sorted((free for card in kind if (free := _free(card, vram_share)) is not None), reverse=True)
+        for joined in JOINED:
+            if joined <= len(known):
+                found[joined] = max(known[joined - 1], found.get(joined) or 0)
+            elif joined <= len(kind):
+                found.setdefault(joined, None)
+    return found
+
+
+def _kinds(seen: GpuProbe) -> list[list[Card]]:
+    """Return the cards of each vendor and name."""
+    kinds: dict[tuple[str, str], list[Card]] = {}
+    for card in seen.cards:
+        kinds.setdefault((card.vendor, card.name), []).append(card)
+    return list(kinds.values())
+
+
+def _free(card: Card, vram_share: float) -> int | None:
+    """Return the memory of a card that an engine may use; None if unknown."""
     if card.memory_bytes is None:
+        return None
+    return min(card.memory_bytes - (card.used_bytes or 0), int(card.memory_bytes * vram_share))
+
+
+def _too_small(card: Card, need_bytes: int, vram_share: float, joined: int) -> str:
+    free = _free(card, vram_share)
+    if free is None or free >= need_bytes:
         return ""
-    free = min(card.memory_bytes - (card.used_bytes or 0), int(card.memory_bytes * vram_share))
-    if free >= need_bytes:
-        return ""
-    return f"too small for this round's model: {free / GB:.1f} GB free, about {need_bytes / GB:.1f} GB needed"
+    part = f"one of {joined} parts of " if joined > 1 else ""
+    return f"too small for {part}this round's model: {free / GB:.1f} GB free, about {need_bytes / GB:.1f} GB needed"

@@ -49,6 +49,8 @@ class EngineOptions(NamedTuple):
     """Share of the GPU's memory that the engine may use."""
     turns_mib: int = TURNS_MIB
     """Memory for finished turns of episodes; vLLM has a cache of its own."""
+    cards_per_engine: int = 0
+    """Graphics cards of one engine; 0: one, or with vLLM as many as the round's model needs."""
 
 
 TORCH_DEVICES: Mapping[tuple[str, str], str] = MappingProxyType({("amd", "rocm"): "rocm", ("intel", "xpu"): "xpu"})
@@ -107,6 +109,8 @@ class EngineCandidate(NamedTuple):
     install: str
     """Install instructions, as part of a sentence."""
     command: Callable[[EngineOptions], list[str]]
+    joins_cards: bool = False
+    """True if several graphics cards can hold one model together."""
 
 
 class Choice(NamedTuple):
@@ -125,6 +129,8 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
             continue
         if name in unfit:
             lacks = unfit[name]
+        elif options.cards_per_engine > 1 and not candidate.joins_cards:
+            lacks = "it computes on one card; only vLLM joins cards"
         elif options.dtype in candidate.dtypes:
             lacks = candidate.lacks(machine, options)
         else:
@@ -142,6 +148,11 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
         raise ConfigInvalid(
             f"{NONE_HERE} {reasons}.",
             hint="Use `--dtype exact` with `--device cpu` and `--engine auto`, or choose another `--dtype`.",
+        )
+    if options.cards_per_engine > 1:
+        raise ConfigInvalid(
+            f"--cards-per-engine {options.cards_per_engine}: {reasons}.",
+            hint=f"vLLM joins cards; it takes {command.INSTALL}. Or leave --cards-per-engine out.",
         )
     if options.device in CARDS and not _has_card(machine, options.device):
         raise ConfigInvalid(
@@ -254,6 +265,8 @@ def _vllm_lacks(machine: HostMachine, options: EngineOptions) -> str:
         return installation
     if options.device not in (AUTO, installation.device):
         return f"this vLLM runs on {installation.device}, not on {options.device}"
+    if installation.device == "cpu" and options.cards_per_engine > 1:
+        return "this vLLM runs on the CPU"
     return gpu.outdated(machine.driver) if installation.device == "cuda" else ""
 
 
@@ -322,8 +335,9 @@ ENGINES = {
         because=lambda _machine: "vLLM works in the environment of --vllm-python",
         install=command.INSTALL,
         command=lambda options: command.command(
-            options.vllm_python, options.threads, options.dtype, options.vram_share
+            options.vllm_python, options.threads, options.dtype, options.vram_share, max(1, options.cards_per_engine)
         ),
+        joins_cards=True,
     ),
     "llama": EngineCandidate(
         dtypes=frozenset({AUTO, "float32", "float16", "bfloat16", "q8_0"}),

@@ -1,4 +1,4 @@
-"""The engines of this machine behind one interface: one child process for each graphics card, or one for the CPU.
+"""The engines of this machine behind one interface: one child for each card, or for joined cards, or for the CPU.
 
 - Groups are spread over the cards by their speed. A turn of an episode goes to the card that sampled the turn before,
   which may have kept its rows.
@@ -24,7 +24,15 @@ import trio
 from protocol import limits
 from protocol.errors import EngineFailed, SwarmError
 from swarm_node.base.waiting import Interrupt
-from swarm_node.engine.card_engine import UNLIMITED, CardEngine, CardPermit, EngineCard, LoadTarget, PlacedGroup
+from swarm_node.engine.card_engine import (
+    UNLIMITED,
+    CardEngine,
+    CardPermit,
+    EngineCard,
+    LoadTarget,
+    PlacedGroup,
+    joined_permit,
+)
 from swarm_node.engine.client import ANSWER_TIMEOUT_S, Choose, EngineClient
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest
 from swarm_node.engine.throughput import SampleWork, Throughput, measure
@@ -170,9 +178,9 @@ class EnginePool:
     # --- what the owner uses ------------------------------------------------------------------------------------------
 
     def steer(self, permits: Mapping[int, CardPermit]) -> None:
-        """Apply the owner's permissions by card number; a card without one may work."""
+        """Apply the owner's permissions by card number; a card without one may work. Joined cards rest together."""
         for engine in self._engines:
-            engine.permit = permits.get(engine.card.number, UNLIMITED)
+            engine.permit = joined_permit([permits.get(number, UNLIMITED) for number in engine.card.numbers])
             if not engine.permit.may_work and engine.permit.at_once:
                 engine.unwanted |= engine.groups.keys()
                 self._move_groups(engine, failed=False)
@@ -180,19 +188,9 @@ class EnginePool:
         self._stir()
 
     def states(self) -> list[dict[str, Any]]:
-        """Return the state of every named card as plain values."""
+        """Return the state of every named card as plain values; the first of joined cards has their figures."""
         return [
-            {
-                "number": engine.card.number,
-                "name": engine.card.name,
-                "state": engine.state,
-                "reason": engine.card.left_out or str(engine.error or ""),
-                "tokens_per_s": 0.0 if engine.card.left_out else engine.tokens_per_s,
-                "groups": len(engine.groups),
-                "pid": engine.client.pid,
-            }
-            for engine in self._engines
-            if engine.card.name
+            engine.card_state(number) for engine in self._engines if engine.card.name for number in engine.card.numbers
         ]
 
     async def changes(self) -> None:
@@ -464,7 +462,12 @@ async def open_pool(
     """Open the engines of all cards for the duration of the block; each child starts with the first load."""
     used = max(1, sum(not card.left_out for card in cards))
     engines = [
-        CardEngine(card, EngineClient(command, log, answer_timeout_s, environment=card.environment, children=used))
+        CardEngine(
+            card,
+            EngineClient(
+                command, log, answer_timeout_s, environment=card.environment, children=used, cards=len(card.numbers)
+            ),
+        )
         for card in cards
     ]
     pool = EnginePool(engines)

@@ -149,15 +149,15 @@ def parse_amd(text: str) -> tuple[Card, ...]:
     return tuple(cards)
 
 
-def only_card(card: Card) -> dict[str, str]:
-    """Return the environment variables with which a program sees only this card."""
-    number = str(card.number)
-    if card.vendor == "nvidia":  # CUDA counts the fastest card first, unless it is told otherwise
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": number}
-    if card.vendor == "amd":
-        return {"HIP_VISIBLE_DEVICES": number, "GGML_VK_VISIBLE_DEVICES": number}
-    if card.vendor == "intel":
-        return {"ZE_AFFINITY_MASK": number, "GGML_VK_VISIBLE_DEVICES": number}
+def only_cards(cards: Sequence[Card]) -> dict[str, str]:
+    """Return the environment variables with which a program sees only these cards, which are of one vendor."""
+    numbers, vendor = ",".join(str(card.number) for card in cards), cards[0].vendor
+    if vendor == "nvidia":  # CUDA counts the fastest card first, unless it is told otherwise
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
+    if vendor == "amd":
+        return {"HIP_VISIBLE_DEVICES": numbers, "GGML_VK_VISIBLE_DEVICES": numbers}
+    if vendor == "intel":
+        return {"ZE_AFFINITY_MASK": numbers, "GGML_VK_VISIBLE_DEVICES": numbers}
     return {}
 
 

@@ -46,8 +46,6 @@ FRAGMENTS = {
     "coordinator/transactions/rails/scripts.py": "one module for the two rails that have a script",
     "coordinator/transactions/rails/sepa.py": "one module per rail",
     "protocol/wire/generation.py": "the one number that changes with the protocol",
-    "swarm_node/engine/cards.py": "the choice of cards, pure, beside the pool that starts their children",
-    "swarm_node/engine/described.py": "a program of its own: the child that describes a model",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
     "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",
     "swarm_node/engine/vllm/step_times.py": "a division that is tested without vLLM's environment",

@@ -282,3 +282,14 @@ def test_a_check_that_needs_the_round_says_why_there_is_no_answer() -> None:
     assert {(result.said, result.next_step) for result in silent} == {
         ("Not checked: the round at https://swarm.example.org did not respond.", "")
     }
+
+
+def test_cards_that_vllm_joins_for_the_model_are_counted_in_one_sentence() -> None:
+    seen = GpuProbe(tuple(RTX._replace(number=number) for number in range(2)))
+    joined = cards.memory(seen, 28 * GB, splits=(2, 4), joins_cards=True)
+    assert joined.state is CheckState.OK
+    assert joined.said.startswith("2 cards per engine: the model needs about 35.5 GB, one card has ")
+    other = cards.memory(seen, 28 * GB, splits=(2, 4))
+    assert other.state is CheckState.FAIL
+    assert other.next_step.startswith("vLLM can join 2 of these cards: `--engine vllm` takes `pip install vllm")
+    assert cards.memory(seen, 28 * GB, splits=(), joins_cards=True).state is CheckState.FAIL

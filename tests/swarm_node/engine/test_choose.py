@@ -234,3 +234,14 @@ def test_a_device_that_torch_does_not_find_is_refused() -> None:
 )
 def test_the_build_of_torch_is_read_without_importing_it(line: str, build: str) -> None:
     assert torch_build(f"__all__ = ['__version__', 'cuda', 'hip', 'rocm', 'xpu']\n{line}\n") == build
+
+
+def test_only_vllm_takes_several_cards_for_one_engine() -> None:
+    several = EngineOptions(vllm_python="/vllm/python", cards_per_engine=2)
+    command = choose("auto", several, machine(BOTH, nvidia=True)).command
+    assert command[command.index("--cards") + 1] == "2"
+    assert "--cards" not in choose("torch", EngineOptions(), machine(BOTH)).command
+    for wanted, options in (("torch", several), ("auto", several._replace(vllm_python=""))):
+        with pytest.raises(ConfigInvalid, match=r"--cards-per-engine 2: .*only vLLM joins cards") as refused:
+            choose(wanted, options, machine(BOTH, nvidia=True))
+        assert "pip install vllm" in refused.value.hint

@@ -257,6 +257,27 @@ async def test_a_card_that_is_left_out_starts_no_child(policy: Path) -> None:
             assert pool.starts == 1
 
 
+async def test_joined_cards_are_one_engine_and_rest_together(policy: Path) -> None:
+    pair = EngineCard(0, "Fake", {"CUDA_VISIBLE_DEVICES": "0,1"}, others=(1,), why_joined="2 cards per engine: large")
+    with trio.fail_after(DEADLINE_S):
+        async with open_pool(COMMAND, (pair, CARDS[2])) as pool:
+            await pool.load(policy, 1)
+            first, second, third = pool.states()
+            assert (first["number"], second["number"], third["number"]) == (0, 1, 2)
+            assert first["pid"] == second["pid"] != third["pid"]
+            assert first["reason"] == "2 cards per engine: large"
+            assert second["reason"] == "joined to card 0, whose line has their figures"
+            assert pool.cards_ready == 2
+            pool.steer({0: Permit(may_work=True), 1: PAUSED, 2: Permit(may_work=True)})
+            await until(pool, ["resting", "resting", "idle"])
+            while pids_of(pool)[0] is not None:
+                await pool.changes()
+            pool.steer({0: HOT, 1: LATE})
+            assert states_of(pool)[:2] == ["resting", "resting"]
+            pool.steer({})
+            await until(pool, ["idle", "idle", "idle"])
+
+
 async def test_a_turn_goes_to_the_card_of_the_turn_before(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_pool(COMMAND, CARDS[:3]) as pool:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from swarm_node.engine.card_engine import CardEngine, CardPermit, EngineCard, Unlimited
+from swarm_node.engine.card_engine import CardEngine, CardPermit, EngineCard, JoinedPermit
 from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import Loaded, SamplingStats
 from swarm_node.engine.pool import EnginePool
@@ -15,7 +15,7 @@ from swarm_node.engine.pool import EnginePool
 pytestmark = pytest.mark.trio
 
 DEADLINE_S = 20.0
-PAUSED = Unlimited(may_work=False)
+PAUSED = JoinedPermit(may_work=False)
 
 
 def one(unfit: Mapping[str, str]) -> Choice:

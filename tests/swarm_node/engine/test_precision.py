@@ -7,7 +7,9 @@ import pytest
 
 from protocol.errors import EngineFailed
 from swarm_node.engine.choose import EngineOptions, HostMachine
+from swarm_node.engine.described import splits
 from swarm_node.engine.precision import GB, Memory, Model, choose_precision, describe_model, needed_bytes
+from swarm_node.engine.vllm.command import VllmInstallation
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_act": "silu", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -121,8 +123,8 @@ def test_another_engine_takes_what_the_first_does_not_know() -> None:
 
 
 def test_a_model_is_described_by_a_child() -> None:
-    assert model(LLAMA) == Model(GB, "bfloat16")
-    assert model(LLAMA | {"dtype": "int4"}) == Model(GB)
+    assert model(LLAMA) == Model(GB, "bfloat16", splits=(2, 4))
+    assert model(LLAMA | {"dtype": "int4"}) == Model(GB, splits=(2, 4))
 
 
 @pytest.mark.parametrize("config", [None, b"", b"[]", b"\xff", b"[" * 100_000])
@@ -138,3 +140,73 @@ def test_a_card_that_torch_cannot_use_counts_for_nothing() -> None:
     assert found.dtype == "bfloat16"
     with pytest.raises(EngineFailed, match="this machine computes torch/fp32/cpu, torch/bf16/cpu"):
         choose_precision("auto", EngineOptions(), here, FOUR_B, Memory(100 * GB, 100 * GB), ("torch/bf16/cuda",))
+
+
+THIRTY_B = Model(60 * GB, "bfloat16", splits=(2, 4, 8))
+VLLM = EngineOptions(vllm_python="/vllm/python")
+FOUR_CARDS = Memory(23 * GB, 64 * GB, {2: 23 * GB, 4: 22 * GB})
+
+
+def with_vllm() -> HostMachine:
+    here = machine(packages=frozenset({"torch", "transformers"}), nvidia=True)
+    return here._replace(find_vllm=lambda _python: VllmInstallation("0.32.0", "cuda"))
+
+
+def test_vllm_joins_the_fewest_cards_that_hold_the_model_if_one_does_not() -> None:
+    found = choose_precision("auto", VLLM, with_vllm(), THIRTY_B, FOUR_CARDS)
+    assert (found.engine, found.dtype, found.cards) == ("vllm", "bfloat16", 4)
+    assert found.need_bytes == needed_bytes(30 * 10**9, "bfloat16", 4) < 22 * GB
+    assert found.cards_line == "4 cards per engine: the model needs about 75.5 GB, one card has 23.0 GB free"
+    assert "about 19.8 GB of 22.0 GB memory of each of 4 cards" in found.line
+    small = choose_precision("auto", VLLM, with_vllm(), FOUR_B._replace(splits=(2, 4)), FOUR_CARDS)
+    assert (small.cards, small.cards_line) == (
+        1,
+        "1 card per engine: the model needs about 10.5 GB, and one card has 23.0 GB free",
+    )
+    assert choose_precision("auto", VLLM, with_vllm(), FOUR_B, Memory(23 * GB, 0)).cards_line == "", "one card"
+
+
+def test_a_number_of_cards_that_the_owner_set_is_kept_or_refused() -> None:
+    def joined(number: int, model: Model = THIRTY_B) -> int:
+        options = VLLM._replace(cards_per_engine=number)
+        return choose_precision("auto", options, with_vllm(), model, FOUR_CARDS).cards
+
+    assert joined(2, FOUR_B._replace(splits=(2,))) == 2
+    with pytest.raises(EngineFailed, match=r"take about 75\.5 GB in bfloat16, and 23\.0 GB"):
+        joined(1)
+    with pytest.raises(EngineFailed, match=r"about 38\.6 GB in bfloat16 on each of 2 cards, and 23\.0 GB"):
+        joined(2)
+    with pytest.raises(EngineFailed, match="vLLM cannot split this model over 4 cards"):
+        joined(4, THIRTY_B._replace(splits=(2,)))
+    with pytest.raises(EngineFailed, match="this machine has no 8 graphics cards of one kind"):
+        joined(8)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "torch"])
+def test_an_engine_that_joins_no_cards_names_the_one_that_does(wanted: str) -> None:
+    here = machine(packages=frozenset({"torch", "transformers"}), nvidia=True)
+    with pytest.raises(EngineFailed, match=r"take about 75\.5 GB in bfloat16") as refused:
+        choose_precision(wanted, EngineOptions(), here, THIRTY_B, FOUR_CARDS)
+    assert refused.value.hint.startswith(
+        "vLLM can join 4 cards for this model: `--engine vllm` takes `pip install vllm"
+    )
+    with pytest.raises(EngineFailed) as alone:
+        choose_precision(wanted, EngineOptions(), here, THIRTY_B, Memory(23 * GB, 64 * GB))
+    assert "vLLM" not in alone.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [2, 4]),
+        ({"num_key_value_heads": 2}, [2, 4]),
+        ({"num_attention_heads": 24, "num_key_value_heads": 8}, [2, 4, 8]),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3}, []),
+        ({"num_attention_heads": 24, "num_key_value_heads": 3}, []),
+        ({"intermediate_size": 98}, [2]),
+        ({"num_attention_heads": None}, []),
+        ({"num_attention_heads": None, "text_config": {"num_attention_heads": 2, "num_key_value_heads": 1}}, [2]),
+    ],
+)
+def test_a_model_is_split_where_each_card_gets_as_many_heads(changes: dict[str, Any], expected: list[int]) -> None:
+    assert splits(LLAMA | changes) == expected

@@ -346,7 +346,6 @@ class YamuxConnection(IMuxedConn):
     def _on_event(self, event: Event) -> None:
         match event:
             case Opened(stream_id):
-                self.changed()  # a stream that had this name has ended
                 stream = self.streams[stream_id] = YamuxStream(self, stream_id)
                 self._backlog.append(stream)
                 self._opened.unpark_all()

@@ -209,9 +209,9 @@ class YamuxMachine:
             self._say(FrameKind.PING, Flag.SYN, 0, self._pings)
 
     def gone(self) -> list[int]:
-        """Return the streams that have ended since the last call."""
+        """Return the streams that have ended since the last call, without those whose names are in use again."""
         gone, self._gone = self._gone, []
-        return gone
+        return [name for name in gone if name not in self._streams]
 
     def end(self) -> None:
         """Release all memory; the connection has ended."""

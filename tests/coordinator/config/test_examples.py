@@ -55,6 +55,7 @@ SMOLLM2: dict[str, Any] = {
 
 ROUNDS = {
     "smollm2": (SMOLLM2, "8GiB:1", [], 134_515_008),
+    "sums": (SMOLLM2, "16GiB:1", [], 134_515_008),
     "qwen3-0.6b-gsm8k": (qwen3(1024, 28, 16, 3072, tied=True), "4090:1", [], 596_049_920),
     "qwen3-4b-math": (qwen3(2560, 36, 32, 9728, tied=True), "4090:1", [], 4_022_468_096),
     "qwen3-4b-math, all weights": (

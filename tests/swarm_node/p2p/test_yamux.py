@@ -202,3 +202,35 @@ async def test_a_name_that_a_peer_opens_again_in_the_same_message_is_another_str
         await one.muxed.secured_conn.send([pack(FrameKind.DATA, 0, 1, 1) + b"x"])
         with trio.fail_after(FOUND_OUT_S):
             assert await stream.read() == b"x"
+
+
+async def test_a_reset_in_the_message_that_opens_another_stream_ends_one_stream_and_not_the_connection(
+    autojump_clock: MockClock,
+) -> None:
+    async with face_to_face() as (one, two):
+        old = await one.muxed.open_stream()
+        its_other_end = await two.muxed.accept_stream()
+        await wait_all_tasks_blocked()
+        new = await one.muxed.open_stream()
+        await old.reset()  # nothing was sent in between
+        other_end = await two.muxed.accept_stream()
+        await new.write(b"x")
+        with trio.fail_after(FOUND_OUT_S):
+            assert await other_end.read() == b"x"
+            with pytest.raises(MuxedStreamReset, match="The peer reset the stream"):
+                await its_other_end.read()
+
+
+async def test_the_end_of_a_stream_in_the_message_that_opens_another_is_seen(autojump_clock: MockClock) -> None:
+    async with face_to_face() as (one, two):
+        old = await one.muxed.open_stream()
+        its_other_end = await two.muxed.accept_stream()
+        await its_other_end.close_write()
+        await wait_all_tasks_blocked()
+        machine = one.muxed.machine
+        machine.open()
+        machine.finish(old.stream_id)
+        await one.muxed.secured_conn.send([b"".join(machine.output(BODY_MAX_BYTES))])
+        await two.muxed.accept_stream()
+        with trio.fail_after(FOUND_OUT_S):
+            assert await read_to_the_end(its_other_end) == b""

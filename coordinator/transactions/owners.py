@@ -19,7 +19,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
@@ -150,10 +150,8 @@ def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int
     first = _earn_first(connection, working=working)
     if not first:
         return
-    about = (statements.c.kind == ADDRESS) | statements.c.node_id.in_([row.node_id for row in first])
-    theirs = statements.c.owner.in_({row.owner for row in first}) & ~statements.c.sequenced & about
-    waiting = sa.select(statements).where(theirs).order_by(statements.c.owner, statements.c.number)
-    _enter(connection, read_rows(connection, waiting, StatementRow), now_ms)
+    about = statements.c.node_id.in_([row.node_id for row in first])
+    _enter(connection, {row.owner for row in first}, about, now_ms)
     for row in first:
         naming.contest_name(connection, row.node_id)
 
@@ -351,12 +349,14 @@ def _record(
     )
     earned = sa.select(nodes.c.earned).where(nodes.c.node_id == about)
     if has_earned(connection, owner) if about is None else connection.execute(earned).scalar():
-        _enter(connection, read_rows(connection, sa.select(statements).where(this), StatementRow), now_ms)
+        _enter(connection, [owner], this, now_ms)
 
 
-def _enter(connection: sa.Connection, said: Sequence[StatementRow], now_ms: int) -> None:
-    """Append statements to the ledger, given as their rows."""
-    for row in said:
+def _enter(connection: sa.Connection, of_owners: Collection[str], about: sa.ColumnElement[bool], now_ms: int) -> None:
+    """Append the statements of owners that the ledger does not have: all addresses, and those that `about` selects."""
+    missing = statements.c.owner.in_(of_owners) & ~statements.c.sequenced & ((statements.c.kind == ADDRESS) | about)
+    waiting = sa.select(statements).where(missing).order_by(statements.c.owner, statements.c.number)
+    for row in read_rows(connection, waiting, StatementRow):
         act = OwnerAct(
             owner=row.owner,
             number=row.number,

@@ -308,6 +308,17 @@ def test_payees_that_were_altered_in_the_store_are_not_paid(world: World, tmp_pa
     assert not bank.transfers
 
 
+def test_an_owner_with_an_address_is_paid_for_a_node_that_earned_before_it_was_delegated(world: World) -> None:
+    """The address had no entry, since no node of the owner had earned: that refused the payment of all owners."""
+    owner(1, world)
+    key, (other,) = world.join(150), owner(2, world)
+    owe(world, key, 500)
+    owe(world, other, 100)
+    delegate(world, key, NodeKey((1_001).to_bytes(32)), number=9)
+    paid_to = [(payee.address, payee.amount_micros) for payee in create(world).payees]
+    assert sorted(paid_to) == [("text:account 1", 500), ("text:account 2", 100)]
+
+
 def test_an_address_that_was_altered_in_the_store_is_not_paid(world: World) -> None:
     (key,) = owner(1, world)
     owe(world, key, 500)

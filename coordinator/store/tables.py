@@ -451,7 +451,7 @@ api_keys = sa.Table(
     sa.Column("digest", sa.String, nullable=False, unique=True),  # of the key, which is not stored
     sa.Column("budget_micros", sa.BigInteger, nullable=False),
     sa.Column("spent_micros", sa.BigInteger, nullable=False),  # credited to nodes for its queries
-    sa.Column("reserved_micros", sa.BigInteger, nullable=False),  # what its open queries may cost at their dearest
+    sa.Column("reserved_micros", sa.BigInteger, nullable=False),  # what nodes may still be credited for its queries
     sa.Column("made_ms", sa.BigInteger, nullable=False),
     sa.Column("expires_ms", sa.BigInteger, nullable=True),
     sa.Column("revoked_ms", sa.BigInteger, nullable=True),
@@ -489,7 +489,7 @@ queries = sa.Table(
     sa.Column("reserved_micros", sa.BigInteger, nullable=False),
     sa.Column("asked_ms", sa.BigInteger, nullable=False),
     sa.Column("until_ms", sa.BigInteger, nullable=False),  # its caller waits no longer
-    sa.Column("ended_ms", sa.BigInteger, nullable=True),
+    sa.Column("ended_ms", sa.BigInteger, nullable=True),  # null while it is open or reserves something
     sa.Column("temperature", sa.Float, nullable=True),  # of its leases; null: the version's
     sa.Column("report_every_ms", sa.Integer, nullable=True),  # null: its caller does not read while it is sampled
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),  # in its key's order; lowest first

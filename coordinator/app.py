@@ -37,7 +37,16 @@ from coordinator.api import (
     watch,
 )
 from coordinator.api.guard import BODIES, BOUNDS, Bodies, Bounds, Callers, Runner, held_until_answered, listen
-from coordinator.api.http import ERROR_PAGE, OWN_HOSTS, ROUND, STRANGERS_READS, errors, own_hosts
+from coordinator.api.http import (
+    ERROR_PAGE,
+    KEY_READS,
+    KEY_READS_AT_ONCE,
+    OWN_HOSTS,
+    ROUND,
+    STRANGERS_READS,
+    errors,
+    own_hosts,
+)
 from coordinator.api.watch import WATCH, Watch
 from coordinator.base.children import Life, keep_running, script
 from coordinator.base.clock import now_ms
@@ -106,7 +115,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         app[OWN_HOSTS] = hosts
     app[BOUNDS] = bounds
     app[BODIES] = Bodies(bounds.bodies_bytes)
-    app[STRANGERS_READS] = Counter()
+    app[STRANGERS_READS], app[KEY_READS] = Counter(), asyncio.Semaphore(KEY_READS_AT_ONCE)
     caller.serve(app, bounds.proxies)
     app[WATCH] = Watch(round_, bounds)
     install.wheel_of(round_.config)  # refused here, not at the first download

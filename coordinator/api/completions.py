@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.api.guard import BOUNDS
-from coordinator.api.http import ROUND, asked_number, body, error_headers, require_key
+from coordinator.api.http import ROUND, asked_number, body, error_headers, read_for_key, require_key
 from coordinator.base.clock import now_ms
 from coordinator.endpoint import replies
 from coordinator.endpoint.replies import ReplyHead, SampleReply, ServedModel
@@ -91,8 +91,8 @@ def _in_openai_form(handler: Handler) -> Handler:
 async def models(request: web.Request) -> web.Response:
     """List the versions that nodes hold, as models."""
     round_ = request.app[ROUND]
-    await round_.database.read(api_keys.number_of, require_key(request), now_ms=now_ms())
-    held = await _held(round_)
+    await read_for_key(request, api_keys.number_of, require_key(request), now_ms=now_ms())
+    held = await _held(request)
     names = [(MODEL, round_.news.version), *((f"{MODEL}@{version}", version) for version in held)]
     return _json(replies.model_list([await _served(round_, name, version) for name, version in names]))
 
@@ -102,8 +102,8 @@ async def models(request: web.Request) -> web.Response:
 async def model(request: web.Request) -> web.Response:
     """Return one model, under a name that a query may have."""
     round_, name = request.app[ROUND], request.match_info["model"]
-    await round_.database.read(api_keys.number_of, require_key(request), now_ms=now_ms())
-    version = await _version(round_, name)
+    await read_for_key(request, api_keys.number_of, require_key(request), now_ms=now_ms())
+    version = await _version(request, name)
     found = await _served(round_, name, round_.news.version if version is None else version)
     return _json(replies.model_entry(found))
 
@@ -119,7 +119,7 @@ async def usage(request: web.Request) -> web.Response:
     """Return what the caller's key has spent, what is left, and its queries and tokens, also of the last days."""
     round_, key = request.app[ROUND], require_key(request)
     days = asked_number(request, "days", limits.USAGE_DAYS, limits.USAGE_DAYS_MAX)
-    found = await round_.database.read(api_keys.usage_of, key, days, now_ms=now_ms())
+    found = await read_for_key(request, api_keys.usage_of, key, days, now_ms=now_ms())
     return _json({"object": "usage", **found, "unit": round_.config.round.money.to_json()})
 
 
@@ -142,10 +142,10 @@ async def _complete(request: web.Request, read: Callable[[bytes], CompletionQuer
     size = request.content_length
     is_cheap = request.content.is_eof() and size is not None and size <= CHEAP_BODY_BYTES
     if not is_cheap:  # to receive or to read it costs more than to look up the key
-        await round_.database.read(api_keys.number_of, key, now_ms=now_ms())
+        await read_for_key(request, api_keys.number_of, key, now_ms=now_ms())
     data = await body(request, BODY_MAX_BYTES)
     query = await round_.beside_the_loop(lambda: read(data))
-    asked, is_answered = await _ask(round_, key, query, patience_s), False
+    asked, is_answered = await _ask(request, key, query, patience_s), False
     begun = set[int]()
     """The queries of which the caller has tokens: it pays for their answers, also if it leaves."""
     try:
@@ -263,10 +263,11 @@ async def _withdraw(round_: Round, numbers: Sequence[int]) -> None:
     await round_.database.run(queries.withdraw_open, numbers, now_ms=now_ms())
 
 
-async def _ask(round_: Round, key: str, query: CompletionQuery, patience_s: float) -> AskedQueries:
+async def _ask(request: web.Request, key: str, query: CompletionQuery, patience_s: float) -> AskedQueries:
     """Record a request's queries, with leases for the nodes that wait for work."""
+    round_ = request.app[ROUND]
     text = await round_.policy.text()
-    version = await _version(round_, query.model)
+    version = await _version(request, query.model)
     temperature = _own_temperature(query.temperature, round_.config.sampling.temperature)
     every_ms = REPORT_EVERY_MS if query.grows else None
     prompts = await round_.beside_the_loop(lambda: _prompts(text, query))
@@ -321,19 +322,19 @@ def _own_temperature(asked: float | None, usual: float) -> float | None:
     return 0.0 if asked < limits.TEMPERATURE_MIN else asked
 
 
-async def _held(round_: Round) -> dict[int, int]:
+async def _held(request: web.Request) -> dict[int, int]:
     """Return the versions that live nodes hold and that may still be sampled, the newest first, and how many do."""
-    return await round_.database.read(
-        queries.versions_held, terms=round_.terms, alive_since_ms=now_ms() - round_.silent_after_ms
-    )
+    round_ = request.app[ROUND]
+    alive_since_ms = now_ms() - round_.silent_after_ms
+    return await read_for_key(request, queries.versions_held, terms=round_.terms, alive_since_ms=alive_since_ms)
 
 
-async def _version(round_: Round, model: str) -> int | None:
+async def _version(request: web.Request, model: str) -> int | None:
     """Return the version that a model's name asks for; None for any. The newest one need not be at a node yet."""
     if model == MODEL:
         return None
-    held, version = await _held(round_), model_version(model)
-    if version is not None and version in (*held, round_.news.version):
+    held, version = await _held(request), model_version(model)
+    if version is not None and version in (*held, request.app[ROUND].news.version):
         return version
     there = ", ".join([MODEL, *(f"{MODEL}@{version}" for version in held)])
     raise NotFound(f"The model {model[:60]!r} is not here.", hint=f"Models: {there}.")

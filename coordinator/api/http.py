@@ -67,6 +67,10 @@ OWN_HOSTS = web.AppKey("own_hosts", frozenset[str])
 """Host names of a round that is not on the internet; absent for one that is."""
 STRANGERS_READS = web.AppKey("strangers_reads", Counter[str])
 """Reads of strangers that wait, by place."""
+KEY_READS = web.AppKey("key_reads", asyncio.Semaphore)
+"""Turns of the requests with API keys that read."""
+KEY_READS_AT_ONCE = 32
+"""A burst of queries waits for its turns, and neither it nor invented keys take the places of the round's own reads."""
 MSGPACK = "application/msgpack"
 
 NUMBER_MAX_CHARS = 9
@@ -351,6 +355,14 @@ async def read_for_stranger(
         waiting[where] -= 1
         if not waiting[where]:
             del waiting[where]
+
+
+async def read_for_key(
+    request: web.Request, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Call a reading effect for a request with an API key, which anybody may have invented."""
+    async with request.app[KEY_READS]:
+        return await request.app[ROUND].database.read(effect, *args, **kwargs)
 
 
 def asked_number(request: web.Request, name: str, default: int, most: int) -> int:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from coordinator.api.http import ROUND, body, receive_file, reply_json, require_key
+from coordinator.api.http import ROUND, body, read_for_key, receive_file, reply_json, require_key
 from coordinator.base.clock import now_ms
 from coordinator.publishing.publish import apply_patch
 from coordinator.service.publication import published_file, published_weights
@@ -46,8 +46,7 @@ class VersionOffer(BaseModel):
 @routes.get("/v1/key")
 async def key_state(request: web.Request) -> web.Response:
     """Return the budget of the caller's key, what it has spent, and whether it may publish."""
-    round_, key = request.app[ROUND], require_key(request)
-    return reply_json(await round_.database.read(api_keys.state_of, key, now_ms=now_ms()))
+    return reply_json(await read_for_key(request, api_keys.state_of, require_key(request), now_ms=now_ms()))
 
 
 @routes.get("/v1/trainer/versions")
@@ -67,7 +66,7 @@ async def versions(request: web.Request) -> web.Response:
             "held": [{"version": number, "nodes": nodes} for number, nodes in held.items()],
         }
 
-    return reply_json(await round_.database.read(read))
+    return reply_json(await read_for_key(request, read))
 
 
 @routes.get("/v1/trainer/files")
@@ -146,7 +145,7 @@ async def _newest(round_: Round) -> int:
 async def _publisher(request: web.Request) -> int:
     """Return the number of the caller's key, if it may publish in this round."""
     round_ = request.app[ROUND]
-    number = await round_.database.read(api_keys.publisher, require_key(request), now_ms=now_ms())
+    number = await read_for_key(request, api_keys.publisher, require_key(request), now_ms=now_ms())
     _require_external(round_)
     return number
 

@@ -14,7 +14,7 @@ from aiohttp import ClientSession, TCPConnector
 
 from coordinator.api.guard import SHARES, Bounds, Runner
 from coordinator.api.http import RETRY_AFTER_S, STRANGERS_READS
-from coordinator.store.state import STRANGERS_READS_MAX, WAITING_MAX
+from coordinator.store.state import READS_WAITING_MAX, STRANGERS_READS_MAX, WAITING_MAX
 from protocol.people.owner import Earnings, EarningsRequest
 from protocol.wire import canonical
 from protocol.work.messages import HeartbeatReply, VersionRequest
@@ -138,3 +138,22 @@ async def test_a_strangers_address_has_a_quarter_of_the_reads_that_wait(tmp_path
             waits = asyncio.create_task(other.get(served.client.make_url("/entries")))
             await strangers_waiting_are(served, quarter + 1)
         assert (await waits).status == 200
+
+
+async def test_a_crowd_with_invented_keys_is_answered_and_takes_no_place_of_the_rounds_reads(served: Served) -> None:
+    free, runner = threading.Event(), served.client.server.runner
+    assert runner is not None
+    assert runner.server is not None
+    url, key = served.client.make_url("/v1/models"), {"Authorization": "Bearer es-invented"}
+    async with asyncio.timeout(60), ClientSession(connector=TCPConnector(limit=0)) as crowd:
+        held = asyncio.create_task(served.round.database.read(lambda _connection: free.wait(60)))
+        asked = [asyncio.create_task(crowd.get(url, headers=key)) for _ in range(READS_WAITING_MAX + 1)]
+        try:
+            while len(runner.server.connections) < len(asked):  # noqa: ASYNC110  # nobody else needs to be told of it
+                await asyncio.sleep(0.01)
+            assert (await served.client.get("/nothing")).status == 404, "they have had their turn at the event loop"
+            own = asyncio.create_task(served.round.database.read(nothing))
+        finally:
+            free.set()
+        assert {response.status for response in await asyncio.gather(*asked)} == {401}
+        await asyncio.gather(held, own)

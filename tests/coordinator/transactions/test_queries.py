@@ -371,6 +371,21 @@ def test_hanging_up_before_any_answer_reserves_no_more_than_the_keys_budget(worl
         ask(world, key)
 
 
+def test_two_nodes_that_answer_a_withdrawn_query_cost_its_key_no_more_than_it_reserved(world: World) -> None:
+    one, two, key = world.join(1), world.join(2), new_key(world)
+    numbers = ask(world, key)
+    (first,) = asked_in(world.offer(one).leases)
+    on_trial = sa.update(tables.groups).where(tables.groups.c.split == "query").values(state="trial")
+    world.run(lambda connection: connection.execute(on_trial))
+    (second,) = asked_in(world.offer(two).leases)
+    world.run(queries.withdraw, numbers, now_ms=world.now_ms)
+    world.submit(one, respond(one, first))
+    assert (shown(world)["spent_micros"], shown(world)["reserved_micros"]) == (2, MAX_NEW - 2)
+    world.submit(two, respond(two, second, (72,) * MAX_NEW, "length"))
+    assert (shown(world)["spent_micros"], shown(world)["reserved_micros"]) == (MAX_NEW, 0)
+    assert world.rows(tables.queries)[0]["ended_ms"] == world.now_ms
+
+
 def test_a_withdrawn_query_of_a_lost_node_frees_what_it_reserved(world: World) -> None:
     node, key = world.join(1), new_key(world)
     numbers = ask(world, key)

@@ -8,14 +8,18 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.utils.deterministic
 
-from protocol.text.plain import one_line
+from protocol.text.plain import counted, one_line
 
 BUILT_FOR = re.compile(r"(sm|compute)_(\d{2,3})")
 """A kind of code in a build of torch; names with a letter, such as sm_90a, are for one card only."""
+
+_filling: Any = torch.utils.deterministic
+"""The module whose `fill_uninitialized_memory` is a property, which its annotations lack."""
 
 CUBLAS_WORKSPACE = ":4096:8"
 """Eight buffers of 4 MiB: one of the two sizes with which cuBLAS adds in the same order each time."""
@@ -29,7 +33,7 @@ def reason_to_refuse(device: torch.device) -> str:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            return f"torch finds {count} cards, and {device} is not one of them"
+            return f"torch finds {counted(count, 'card')}, and {device} is not among them"
         capability, name = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device)
     except (RuntimeError, AssertionError) as error:  # without CUDA, torch fails an assertion
         return one_line(str(error))[:300].rstrip(".")
@@ -53,10 +57,12 @@ def compute_in_full(device: torch.device) -> None:
     """Compute float32 products in float32, and attention without cuDNN.
 
     - Containers of NVIDIA allow TF32 by a variable: its products have ten bits, and miss a canary in float32.
+    - torch reads the size of cuBLAS's buffers at the first product of a process, so it is set here.
     - On Hopper and Blackwell torch prefers cuDNN's attention, which makes a plan for each new shape in 0.4 s. Here each
       step of decoding and each piece of a batch has a new shape.
     """
     if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -72,14 +78,14 @@ def computing_repeatably(device: torch.device, *, strictly: bool = True) -> Iter
     if device.type != "cuda":
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
-    # What is never read need not be filled.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+    mode, fills = torch.get_deterministic_debug_mode(), _filling.fill_uninitialized_memory
+    _filling.fill_uninitialized_memory = False  # what is never read need not be filled
     torch.use_deterministic_algorithms(True, warn_only=not strictly or not has_order())
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
+        _filling.fill_uninitialized_memory = fills
 
 
 def has_order() -> bool:

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from swarm_exact.cards import lack_of_code, reason_to_refuse, repeat_heads
 
 PROGRAM = """
+import os
 import torch
 from swarm_exact import cards
 
@@ -24,24 +25,37 @@ def show():
 
 for device, strictly in (("cpu", True), ("cuda", False), ("cuda:1", True)):
     cards.compute_in_full(torch.device(device))
+    print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
     with cards.computing_repeatably(torch.device(device), strictly=strictly):
         show()
 show()
+torch.use_deterministic_algorithms(True, warn_only=True)
+with cards.computing_repeatably(torch.device("cuda")):
+    show()
+show()
+print(torch.utils.deterministic.fill_uninitialized_memory)
 """
 
 
 @pytest.mark.processes
 def test_a_card_computes_in_full_precision_and_repeatably_whatever_its_container_allows() -> None:
-    """Containers of NVIDIA allow TF32 by this variable. Nothing is set for a processor, nor after an update."""
+    """Containers of NVIDIA allow TF32 by this variable. Nothing is set for a processor; an update restores what was."""
     environment = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    environment.pop("CUBLAS_WORKSPACE_CONFIG", None)
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
+        "None",
         "high True True 0",
+        ":4096:8",
         "highest False False 1",
+        ":4096:8",
         "highest False False 2",
         "highest False False 0",
+        "highest False False 2",
+        "highest False False 1",
+        "True",
     ]
 
 

@@ -35,8 +35,8 @@ QUERIES_MAX = 64
 """Tokens whose attention is computed at once. They need as many blocks of keys as the last of them, and the keys that
 are gathered for a prompt's stay in a cache: with 4 heads of 64 values, 4 MiB for a block."""
 
-TOKENS_COMPARED = (*range(1, 33), 48, QUERIES_MAX)
-"""Numbers of tokens whose attention is compared when a model is loaded."""
+TOKENS_COMPARED = range(1, QUERIES_MAX + 1)
+"""Numbers of tokens whose attention is compared when a model is loaded: all that are computed at once."""
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
 """`attend`, with all threads."""

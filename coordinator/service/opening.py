@@ -289,7 +289,8 @@ def require_books(connection: sa.Connection, where: Path | str) -> None:
         name = where if isinstance(where, Path) else "the database at store.url"
         raise ConfigInvalid(
             f"The round was launched before, and its store is empty: {name}.",
-            hint="Restore the last backup with `swarm-coordinator restore`. A new round needs another round.directory.",
+            hint="Restore the last backup into a new folder with `swarm-coordinator restore`. A new round needs "
+            "another round.directory.",
         )
 
 

@@ -96,7 +96,7 @@ class Round:
     def _open_books(self) -> None:
         """Bind the store to the round and its problems; anew for a round that was not launched yet."""
         is_draft = self.leads and not fixed.was_launched(self.folder)
-        if not is_draft:
+        if fixed.was_launched(self.folder):
             self.database.run_now(opening.require_books, self.config.state)
         earlier = fixed.earlier_ids(self.folder) if is_draft else ()
         budget_micros = self.config.market.budget_micros

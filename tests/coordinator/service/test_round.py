@@ -105,11 +105,22 @@ def test_a_launched_round_does_not_begin_again_in_an_empty_or_damaged_store(tmp_
     for name in ("state.db", "state.db-wal", "state.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     for _ in range(2):
-        with pytest.raises(ConfigInvalid, match=r"its store is empty: .*/state\.db"):
+        with pytest.raises(ConfigInvalid, match=r"its store is empty: .*/state\.db") as refused:
             open_round(tmp_path)
+        assert "into a new folder" in refused.value.hint
     (tmp_path / "state.db").write_bytes(b"no database" * 1000)
     with pytest.raises(ConfigInvalid, match=r"state\.db cannot be read: file is not a database"):
         open_round(tmp_path)
+
+
+def test_a_process_beside_a_launch_that_has_just_begun_is_not_told_of_an_earlier_one(tmp_path: Path) -> None:
+    """On PostgreSQL both may be started at once, and the store is empty until one of them opens it."""
+    before = open_round(tmp_path)
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    beside = Round(load(None, [f"round.directory={tmp_path}"]), leads=False)
+    beside.close()
+    assert beside.round_id == before
 
 
 def test_problems_that_are_changed_before_the_first_launch_are_copied_again(tmp_path: Path) -> None:

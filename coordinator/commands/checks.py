@@ -18,6 +18,9 @@ from protocol.people.addresses import host_and_port
 ADDRESSES = ("listen", "tls_listen", "seeder")
 """The keys of [round] that are addresses of this machine."""
 
+BESIDE = {"learner.lora_rank": ("model",)} | {f"round.{key}": ("round.directory",) for key in ADDRESSES}
+"""The settings and sections that the mistakes of another setting depend on."""
+
 
 def require(config: Config) -> None:
     """Raise an error that names the first missing file or unknown task."""
@@ -36,10 +39,20 @@ def require_free_ports(config: Config) -> None:
 
 
 def find_mistakes(config: Config, left_out: Sequence[str] = ()) -> Iterator[Mistake]:
-    """Yield every mistake in valid settings that this machine shows; the settings `left_out` have their defaults."""
+    """Yield every mistake in valid settings that this machine shows.
+
+    The settings and sections `left_out` are wrong and have their defaults, of which nothing is said.
+    """
     if not left_out:
         yield from _changed_settings(config)
-    yield from (each for each in _on_this_machine(config) if each.path not in left_out)
+    for mistake in _on_this_machine(config):
+        names = (mistake.path, *BESIDE.get(mistake.path, ()))
+        if not any(_is_of(name, other) or _is_of(other, name) for name in names for other in left_out):
+            yield mistake
+
+
+def _is_of(name: str, other: str) -> bool:
+    return f"{name}.".startswith(f"{other}.")
 
 
 def _on_this_machine(config: Config) -> Iterator[Mistake]:

@@ -41,7 +41,7 @@ class Mistake:
 
 
 def checked(table: dict[str, Any]) -> tuple[Config | None, list[Mistake]]:
-    """Return every mistake in a table, and the configuration without the wrong values; None if there is none."""
+    """Return the configuration of a table without its wrong values, or None if it has none, and every mistake."""
     left, found, omitted = copy.deepcopy(table), list[Mistake](), set[str]()
     for _ in range(PASSES):
         try:

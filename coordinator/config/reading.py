@@ -22,7 +22,7 @@ def load(path: Path | None, settings: list[str]) -> Config:
 
 
 def load_checked(path: Path | None, settings: list[str]) -> tuple[Config | None, list[Mistake]]:
-    """Return every mistake in a file with settings on top, and the configuration without the wrong values, if any."""
+    """Return the configuration of a file with settings on top, as `checked` does, and every mistake."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
     except OSError as error:

@@ -133,6 +133,25 @@ def test_a_missing_file_is_named_beside_a_wrong_setting_and_a_default_in_its_pla
     assert "The embedded policy is untrained" in said[4]
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('[model]\npth = "hf://a/b"\n[learner]\nlora_rank = 4\n', "model.pth"),
+        ("[model]\npath = 7\n[learner]\nlora_rank = 4\n", "model.path"),
+        ("[round]\ndirectory = 7\n", "round.directory"),
+        ('[reward]\nfunctions = [7, "no.py:f"]\n', "reward.functions.0"),
+    ],
+)
+def test_what_follows_from_a_wrong_setting_is_not_named_beside_it(tmp_path: Path, text: str, named: str) -> None:
+    """The default in its place is not what the operator wants, so what is wrong with it misleads."""
+    file = tmp_path / "r.toml"
+    file.write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] if named == "round.directory" else 0
+        places, _ = check(file, "round.seeder=127.0.0.1:0", f"round.listen=127.0.0.1:{port}")
+    assert [path for _, path in places] == [named]
+
+
 def test_settings_that_the_first_launch_fixed_are_all_named(tmp_path: Path) -> None:
     file, folder = tmp_path / "r.toml", tmp_path / "round"
     file.write_text(f'[round]\ndirectory = "{folder}"\nlisten = "127.0.0.1:0"\nseeder = "127.0.0.1:0"\n')

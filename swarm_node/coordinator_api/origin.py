@@ -110,7 +110,7 @@ def no_answer(what: str, error: Exception) -> Unreachable:
             hint="Check the address and this machine's clock. If the operator signs certificates without a public "
             "authority, name the authority's file in the variable SSL_CERT_FILE.",
         )
-    reason = cause.reason if isinstance(cause, ssl.SSLError) else error
+    reason = getattr(cause, "reason", None) or error  # only errors of OpenSSL itself have one
     return Unreachable(
         f"{what} ({type(error).__name__}: {reason}).", hint="Check the address and this machine's network connection."
     )

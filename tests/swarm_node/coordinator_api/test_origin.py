@@ -16,7 +16,7 @@ from protocol.policy.chunks import chunk_id
 from protocol.policy.origin import OriginList, chunk_path
 from protocol.wire.message import Message
 from swarm_node.coordinator_api.join_string import is_public, resolve
-from swarm_node.coordinator_api.origin import Origin, Patience, open_origin
+from swarm_node.coordinator_api.origin import Origin, Patience, no_answer, open_origin
 from tests.certificates import write_certificate
 from tests.swarm_node import web as manners
 from tests.swarm_node.web import Handler, Manner, serves, web
@@ -172,6 +172,12 @@ async def test_an_ordinary_url_is_an_origin() -> None:
     urls = ["https://cdn.example.org/round-1", "http://127.0.0.1:9000/bucket/a_b", "http://[2001:db8::1]:80"]
     parsed: Message = OriginList.from_value({"urls": urls})
     assert parsed.to_bytes()
+
+
+async def test_a_handshake_that_failed_without_a_reason_is_described_by_its_error() -> None:
+    error = OSError("the connection was reset")
+    error.__cause__ = ssl.SSLError(1, "handshake")
+    assert no_answer("It does not answer", error).message == "It does not answer (OSError: the connection was reset)."
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_named_as_the_reason(tmp_path: Path) -> None:

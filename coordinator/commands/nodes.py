@@ -25,8 +25,13 @@ from protocol.text.plain import counted
 
 app = typer.Typer(help="List and show nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 
-STATES = {"pause": "paused", "resume": "at work", "ban": "banned", "unban": "not banned"}
-"""The state after each order."""
+UNCHANGED = {
+    "pause": "is paused already",
+    "resume": "is not paused",
+    "ban": "is banned already",
+    "unban": "is not banned",
+}
+"""The reason why an order changes nothing."""
 
 Node = Annotated[
     str,
@@ -177,7 +182,7 @@ def _order(config_file: Path, settings: list[str], action: str, node: str, reaso
     wanted = {"action": action, "node": node, "reason": reason, "given_by": whoami()}
     done = _answered(config, ask(config, "POST", "/v1/operator/orders", wanted))
     what = f"owner {done['owner']}" if action in ("ban", "unban") else f"node {done['node_id']}"
-    typer.echo(f"{action}: {what}" if done["changed"] else f"{what} is {STATES[action]} already: nothing changed")
+    typer.echo(f"{action}: {what}" if done["changed"] else f"{what} {UNCHANGED[action]}: nothing changed")
 
 
 def _answered(config: Config, answer: Any) -> Any:

@@ -86,6 +86,12 @@ async def test_a_ban_says_what_it_would_void_and_asks(round_: Listening) -> None
     assert again.stdout == f"owner {round_.node.node_id} is banned already: nothing changed\n"
 
 
+async def test_an_order_that_changes_nothing_says_why(round_: Listening) -> None:
+    for order, why in (("resume", "is not paused"), ("unban", "is not banned")):
+        done = await round_.say("nodes", order, "n1", "--reason", "to be sure")
+        assert done.stdout.endswith(f"{round_.node.node_id} {why}: nothing changed\n")
+
+
 async def test_scripts_ban_without_a_question(round_: Listening) -> None:
     done = await round_.say("nodes", "ban", "n1", "--reason", "made them up", "--yes")
     assert (done.stdout, done.stderr) == (f"ban: owner {round_.node.node_id}\n", "")

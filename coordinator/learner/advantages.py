@@ -70,7 +70,7 @@ def advantages(rewards: torch.Tensor, owners: torch.Tensor, groups: int, algorit
     if algorithm.baseline == "leave_one_out":  # the mean of the others: the difference grows by n / (n − 1)
         centred = centred * (count / (count - 1).clamp(min=1))[owners]
     # Equal rewards are detected by comparison: their mean may have a rounding error, which division would enlarge.
-    if {algorithm.baseline, algorithm.scale_rewards} & {"group", "leave_one_out"}:
+    if algorithm.compares_groups:
         centred = torch.where(varied(rewards, owners, groups)[owners], centred, 0.0)
     if "batch" in (algorithm.baseline, algorithm.scale_rewards):
         centred = torch.where(rewards.max() > rewards.min(), centred, 0.0)

@@ -75,6 +75,11 @@ class Algorithm:
     """The share of the pairs, or of the samples whose advantage is not 0."""
     correction: Correction = field(default_factory=Correction)
 
+    @property
+    def compares_groups(self) -> bool:
+        """Return True if a group whose rewards are all equal has advantages of 0."""
+        return not {"group", "leave_one_out"}.isdisjoint((self.baseline, self.scale_rewards))
+
 
 GRPO = Algorithm()
 

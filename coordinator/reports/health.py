@@ -72,10 +72,12 @@ def figures(
     staleness_max: int = 0,
     programs_alarm: str = "",
     waits_s: float = 0.0,
+    compares_groups: bool = True,
 ) -> dict[str, Any]:
     """Return the figures of the round's health; the learner has waited for its next batch for `waits_s`.
 
-    `staleness_max` is the operator's bound; the bound in force may be lower.
+    `staleness_max` is the operator's bound; the bound in force may be lower. `compares_groups` is a property of the
+    round's objective.
     """
     ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection, waits_s)
     kept = get_fact(connection, KEPT)
@@ -96,7 +98,7 @@ def figures(
             ("learner_waits", alarm(asked, kappa, idle_share, Counter(), 0.0, staleness_max)),
             ("work_wasted", alarm(None, kappa, 0.0, in_vain, share)),
             ("long_answers_lost", _bias_alarm(bias, in_vain, trained)),
-            *learned.alarms(lately),
+            *learned.alarms(lately, compares_groups=compares_groups),
         )
     )
     return {

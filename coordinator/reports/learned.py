@@ -2,7 +2,8 @@
 
 - A figure is the mean over the last `UPDATES` updates. An alarm needs that many updates with the figure.
 - The time left assumes that updates go on at the pace of the last `PACE_UPDATES`, waiting included.
-- A batch in which all samples of each group earn the same has no gradient: no other figure of the round shows it.
+- A batch in which all samples of each group earn the same has no gradient: no other figure of the round shows it. That
+  is not true of an objective that compares the samples of different groups, so it raises no such alarm.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,10 +53,10 @@ def update_interval_s(connection: sa.Connection) -> float | None:
     return fmean(times) if times else None
 
 
-def alarms(lately: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
-    """Yield alarms as pairs of code and text."""
+def alarms(lately: Sequence[Mapping[str, float]], *, compares_groups: bool) -> Iterator[tuple[str, str]]:
+    """Yield alarms as pairs of code and text; `compares_groups` is a property of the round's objective."""
     found = figures(lately)
-    if found.get("signal", 1.0) < SIGNAL_MIN and _are_enough(lately, "signal"):
+    if compares_groups and found.get("signal", 1.0) < SIGNAL_MIN and _are_enough(lately, "signal"):
         yield (
             "nothing_learned",
             f"In {1 - found['signal']:.0%} of the groups of the last {UPDATES} updates all samples earned the same "
@@ -67,8 +68,9 @@ def alarms(lately: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
         yield (
             "answers_cut",
             f"{found['cut']:.0%} of the answers of the last {UPDATES} updates did not end by themselves, so their "
-            "rewards judge half an answer. sampling.max_new_tokens cannot change after the first launch: begin a "
-            "round with a larger one, or let objective.overlong_buffer teach shorter answers.",
+            "rewards judge half an answer. In a task of several turns, raise episode.turn_tokens_max. "
+            "sampling.max_new_tokens cannot change after the first launch: begin a round with a larger one, or let "
+            "objective.overlong_buffer teach shorter answers.",
         )
 
 

@@ -170,7 +170,7 @@ def _learning(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 _LEARNED = {
-    "reward": "reward {:.3f}", "signal": "{:.0%} of the groups teach", "entropy": "entropy {:.3f} nats",
+    "reward": "reward {:.3f}", "signal": "rewards differ in {:.0%} of the groups", "entropy": "entropy {:.3f} nats",
     "length": "answers of {:.0f} tokens", "cut": "{:.1%} cut",
     "dropped": "{:.1%} of the tokens dropped", "kl": "KL from the samplers {:.2g}",
 }  # fmt: skip

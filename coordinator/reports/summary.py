@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
+from coordinator.learner.settings import algorithm
 from coordinator.reports import alarms, earning_rates, health, history, learned, learner_waiting, programs, standby
 from coordinator.store.facts import FINISHED, PROGRESS, ROUND_ID, get_fact
 from coordinator.store.tables import batches, is_alive, leases, nodes, rejections, rollouts, transfers
@@ -55,7 +56,8 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
     kappa = fleet.kappa(asked, config)
     running = programs.figures(connection, config, now_ms)
     update, update_interval_s = _reported_update(connection), learned.update_interval_s(connection)
-    updates_left = 0 if config.learner.external else config.round.max_updates - update
+    finished = get_fact(connection, FINISHED)
+    updates_left = 0 if finished or config.learner.external else config.round.max_updates - update
     alarm, waits_s = running["programs_alarm"], running["learner_waits_s"]
     so_far_s = idle_s + waits_s
     return {
@@ -64,7 +66,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "detail": progress.get("detail", ""),
         "accuracy_before": progress.get("accuracy_before"),
         "accuracy_after": progress.get("accuracy_after"),
-        "finished": get_fact(connection, FINISHED),
+        "finished": finished,
         "external": config.learner.external,
         "version": version,
         "version_update": version_update,
@@ -103,6 +105,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
             staleness_max=config.staleness.max_updates,
             programs_alarm=alarm,
             waits_s=waits_s,
+            compares_groups=algorithm(config).compares_groups,
         ),
     }
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.config import parse
+from coordinator.config import Config, parse
 from coordinator.reports import learned, overview, summary
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.store.tables import batches
 from tests.coordinator.world import World
 
@@ -17,7 +18,7 @@ TEACHES = {
 }  # fmt: skip
 
 
-def updates(world: World, count: int, metrics: dict[str, float]) -> dict[str, Any]:
+def updates(world: World, count: int, metrics: dict[str, float], config: Config = CONFIG) -> dict[str, Any]:
     """Make updates that report these metrics, and return the status."""
     key = world.join(1)
     for number in range(1, count + 1):
@@ -27,8 +28,8 @@ def updates(world: World, count: int, metrics: dict[str, float]) -> dict[str, An
         world.publish(number + 1, number)
     changed = sa.update(batches).values(metrics=metrics, idle_s=20.0, busy_s=100.0)
     world.run(lambda connection: connection.execute(changed))
-    status = world.run(summary.explained, config=CONFIG, alive_since_ms=0)
-    found: dict[str, Any] = status | summary.public_settings(CONFIG, "a" * 64)
+    status = world.run(summary.explained, config=config, alive_since_ms=0)
+    found: dict[str, Any] = status | summary.public_settings(config, "a" * 64)
     return found
 
 
@@ -41,7 +42,7 @@ def test_a_user_reads_on_one_screen_what_is_learned_how_fast_and_how_long_it_tak
     assert status["left_s"] == 100 * 120.0
     (part,) = [part for part in overview.parts(status) if part.title == "learning"]
     assert part.lines == (
-        "lately: reward 0.500, 60% of the groups teach, entropy 0.410 nats",
+        "lately: reward 0.500, rewards differ in 60% of the groups, entropy 0.410 nats",
         "answers of 312 tokens, 3.0% cut; 1.0% of the tokens dropped, KL from the samplers 0.0012",
         "an update takes 2 min, 40 s of it training at 3,200 tokens/s; about 3 h left",
     )
@@ -65,6 +66,30 @@ def test_groups_whose_samples_all_earn_the_same_raise_the_alarm(world: World, sh
         assert f"{1 - share:.0%} of the groups" in text
         assert "mean reward 0.000" in text
         assert "selection.filter_after" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "alarms"),
+    [
+        ({"learner": {"algorithm": "dr_grpo"}}, True),
+        ({"learner": {"algorithm": "reinforce_pp"}}, False),
+        ({"learner": {"algorithm": "reinforce_pp"}, "objective": {"scale_rewards": "group"}}, True),
+    ],
+    ids=str,
+)
+def test_equal_rewards_in_a_group_raise_no_alarm_where_samples_of_all_groups_are_compared(
+    world: World, settings: dict[str, Any], alarms: bool
+) -> None:
+    """A sure policy has groups without a difference, and still learns which problems it solves."""
+    status = updates(world, learned.UPDATES, TEACHES | {"reward/signal": 0.0}, parse(settings))
+    assert ("nothing_learned" in codes(status)) == alarms
+
+
+def test_a_round_that_was_finished_early_has_no_time_left(world: World) -> None:
+    updates(world, learned.UPDATES, TEACHES)
+    world.run(set_fact, FINISHED, True)
+    status = world.run(summary.explained, config=CONFIG, alive_since_ms=0)
+    assert (status["update_interval_s"], status["left_s"]) == (120.0, None)
 
 
 @pytest.mark.parametrize(("share", "alarms"), [(0.5, False), (0.51, True)])

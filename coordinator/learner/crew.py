@@ -25,7 +25,7 @@ from coordinator.learner.policy import TrainedPolicy, UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import train_settings
 from coordinator.learner.start import place, require_trained
-from coordinator.learner.warmstart import Progress, accuracy, measured, warm_start
+from coordinator.learner.warmstart import Progress, accuracy, evenly_spaced, warm_start
 from coordinator.tasks.chat import Chat
 from coordinator.tasks.task import task_here
 from coordinator.tasks.task_text import Coder
@@ -242,7 +242,7 @@ class Crew:
     def _accuracy(self) -> float | None:
         if not isinstance(self._task, Exact):
             return None
-        problems, end = measured(self._task.problems("held_out")), self.policy.ends[0]
+        problems, end = evenly_spaced(self._task.problems("held_out")), self.policy.ends[0]
         return accuracy(self.policy.model, problems, self._coder.encode, end, moved=self._ranks.watchdog.moved)
 
     def _evaluate(self) -> dict[str, float]:

@@ -185,14 +185,17 @@ def differences(folder: Path) -> list[str]:
     several = [f"the order in which {processes} cards add may depend on how they are connected"] * (
         several_cards and processes > CONNECTED_MAX
     )
-    config = AutoConfig.from_pretrained(folder / "start", local_files_only=True, trust_remote_code=False)
-    if device != "cpu" and not (sums_in_order(config) and cards.has_order()):
+    if device != "cpu" and not (_sums_in_order(folder / "start") and cards.has_order()):
         several.append("this card adds some numbers of this model in no fixed order")
     return several + [
         one_line(f"{name} is {here.get(name)} here and {there[name]} there")[:300]
         for name in there
         if here.get(name) != there[name]
     ]
+
+
+def _sums_in_order(start: Path) -> bool:
+    return sums_in_order(AutoConfig.from_pretrained(start, local_files_only=True, trust_remote_code=False))
 
 
 def train_settings(values: dict[str, Any]) -> TrainSettings:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from coordinator.config import Config, ModelSection
+from coordinator.config import Config, ModelSection, manual
 from coordinator.environments.games.catalogue import GAMES, open_game
 from coordinator.learner.embedded_text import text_files
 from protocol import limits
@@ -20,7 +20,7 @@ from protocol.policy import adapter, architectures, model_config
 from protocol.policy.codec import PolicyCodec
 from protocol.policy.folder import kind_of
 
-HUB, EMBEDDED = "hf://", "embedded"
+HUB, EMBEDDED = "hf://", manual.EMBEDDED
 
 WANTED = (
     "*.safetensors",

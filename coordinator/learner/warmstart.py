@@ -69,7 +69,7 @@ MEASURED_MAX = 512
 version waits for the measurement."""
 
 
-def measured(problems: Sequence[Problem]) -> Sequence[Problem]:
+def evenly_spaced(problems: Sequence[Problem]) -> Sequence[Problem]:
     """Return about `MEASURED_MAX` of the problems, evenly spaced; all if there are fewer."""
     return problems[:: max(1, round(len(problems) / MEASURED_MAX))]
 

@@ -61,7 +61,7 @@ def test_every_part_of_a_measurement_counts_as_progress(policy_folder: Path, enc
 @pytest.mark.parametrize(("count", "measured"), [(1, 1), (490, 490), (512, 512), (7473, 499), (100_000, 513)])
 def test_a_large_file_of_problems_is_measured_by_a_part_of_it(count: int, measured: int) -> None:
     problems = [Problem(str(number), "1") for number in range(count)]
-    chosen = warmstart.measured(problems)
+    chosen = warmstart.evenly_spaced(problems)
     assert len(chosen) == measured
     assert chosen[0] == problems[0]
     assert int(str(chosen[-1].prompt)) >= count - count // measured - 1

@@ -16,6 +16,7 @@ from coordinator.learner.algorithm import PRESETS, Algorithm, Correction
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import collate
+from coordinator.pages import metric_words
 from protocol.errors import ConfigInvalid
 from protocol.policy import canary
 from protocol.work.learning import Earlier, TrainingGroup
@@ -112,6 +113,7 @@ def test_an_update_says_how_long_its_answers_are_and_how_many_were_cut(policy_fo
     episode = one.samples[0].model_copy(update={"sampled": b"\1\0\0\1"})
     groups = [*UNEQUAL[:2], one.model_copy(update={"samples": (episode, one.samples[1])})]
     metrics = TrainedPolicy(policy_folder, SETTINGS).train_step(groups).metrics
+    assert metrics.keys() <= metric_words.KNOWN  # a page explains each of them
     assert metrics["length/mean"] == pytest.approx((3 + 2 + 1 + 4 + 2 + 1) / 6)
     assert metrics["length/max"] == 4.0
     assert metrics["length/truncated"] == pytest.approx(1 / 6)

@@ -114,7 +114,7 @@ def test_a_launched_round_does_not_begin_again_in_an_empty_or_damaged_store(tmp_
 
 
 def test_a_process_beside_a_launch_that_has_just_begun_is_not_told_of_an_earlier_one(tmp_path: Path) -> None:
-    """On PostgreSQL both may be started at once, and the store is empty until one of them opens it."""
+    """Both may be started at once on PostgreSQL, whose store is empty until one of them opens it."""
     before = open_round(tmp_path)
     for name in ("state.db", "state.db-wal", "state.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)

@@ -225,7 +225,11 @@ def launch(
     quiet: Quiet = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print only log lines, also on a terminal.")] = False,
     preflight: Annotated[
-        bool, typer.Option(help="Reject a new round if its learner does not fit on this machine.")
+        bool,
+        typer.Option(
+            help="Reject a new round if its learner does not fit on this machine, and any round if torch cannot use "
+            "the GPU of its learner or auditor."
+        ),
     ] = True,
 ) -> None:
     """Run a round until Ctrl-C; a later launch continues where it stopped.
@@ -244,7 +248,7 @@ def launch(
         from coordinator.config import fixed, load, manual
         from coordinator.learner import start
         from coordinator.learner.boards import require_installed
-        from coordinator.learner.preflight import require_fits
+        from coordinator.learner.preflight import require_cards, require_fits
         from coordinator.pages.qr import qr_terminal
         from coordinator.reports import screen
 
@@ -256,6 +260,8 @@ def launch(
     if learner:
         require_installed(config)
     require_free_ports(config)
+    if preflight:
+        require_cards(config, learner=learner, auditor=auditor)
     if learner and not fixed.was_launched(config.round.directory):
         start.require_trained(config)
         if preflight and not config.learner.external:

@@ -1,5 +1,6 @@
 """Check that the learner fits into this machine, which `launch` makes before it creates a key or downloads anything.
 
+- The cards of learner and auditor are checked at every launch: a card may be gone since the last one.
 - A separate process makes the check: the coordinator runs without torch, and a process that queries a card takes some
   of its memory. If that process fails, the round is launched: a round is never refused by a guess.
 - A refusal names the phase, the memory that it needs, the free memory, and settings under which the learner fits.
@@ -12,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ TIMEOUT_S = 900.0
 REFUSED = 2
 """The exit code of the process if the learner does not fit."""
 
+CARDS = "cards"
+"""The argument of the process that checks the cards alone."""
+
 LORA_RANK = 32
 """The rank of the adapters that are tried if all weights do not fit."""
 
@@ -49,10 +53,27 @@ def require_fits(config: Config, *, auditor: bool = False, replay: bool = False)
     """
     if config.model.path == start.EMBEDDED:
         return
-    given = {"auditor": auditor, "replay": replay}
     log.info("Checking that the learner fits on this machine; this may take a minute …")
+    given = {"auditor": auditor, "replay": replay}
+    if failure := _check(config, *(name for name, on in given.items() if on)):
+        log.warning("The memory that the learner needs could not be computed: %s", failure)
+
+
+def require_cards(config: Config, *, learner: bool, auditor: bool) -> None:
+    """Refuse a learner and an auditor that are to compute on a card that torch cannot use on this machine."""
+    started = {"learner": learner and config.learner.device, "auditor": auditor and config.audit.device}
+    names = [name for name, device in started.items() if device and device != "cpu"]
+    if not names:
+        return
+    log.info("Checking that torch can use the GPU of the %s …", " and of the ".join(names))
+    if failure := _check(config, CARDS, *names):
+        log.warning("The GPU could not be checked: %s", failure)
+
+
+def _check(config: Config, *names: str) -> str:
+    """Run this module as a process, and raise the error that it found; return why it failed, "" if it did not."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "coordinator.learner.preflight", *(name for name, on in given.items() if on)],
+        [sys.executable, "-P", "-m", "coordinator.learner.preflight", *names],
         input=config.model_dump_json(),
         capture_output=True,
         text=True,
@@ -62,9 +83,7 @@ def require_fits(config: Config, *, auditor: bool = False, replay: bool = False)
     if done.returncode == REFUSED:
         refused = json.loads(done.stdout.strip().rpartition("\n")[2])
         raise ConfigInvalid(refused["message"], hint=refused["hint"])
-    if done.returncode:
-        reason = done.stderr.strip().rpartition("\n")[2]
-        log.warning("The memory that the learner needs could not be computed: %s", reason)
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
 
 
 @dataclass(frozen=True)
@@ -174,25 +193,44 @@ def _free_on_cards(device: str, ranks: int) -> int | None:
         return None
     import torch
 
+    chosen = _usable_cards("learner", device, ranks)
+    free = min(torch.cuda.mem_get_info(number)[0] for number in chosen)
+    return Cards(device, free, ranks).usable_bytes
+
+
+def _usable_cards(section: str, device: str, ranks: int = 1) -> Sequence[int]:
+    """Return the numbers of the cards that a setting names; raise an error if torch cannot compute on one of them."""
+    import torch
+
     from swarm_exact import cards
 
     chosen = range(ranks) if ranks > 1 else [torch.device(device).index or 0]
+    several = f", {section}.processes {ranks}" if ranks > 1 else ""
     for number in chosen:
         if reason := cards.reason_to_refuse(torch.device("cuda", number)):
             raise ConfigInvalid(
-                f"learner.device is {device}, learner.processes {ranks}: {reason.rstrip('.')}.",
+                f"{section}.device is {device}{several}: {reason.rstrip('.')}.",
                 hint="`nvidia-smi` shows the cards. Install the driver and the build of torch for them, or set "
-                'learner.device = "cpu".',
+                f'{section}.device = "cpu".',
             )
-    free = min(torch.cuda.mem_get_info(number)[0] for number in chosen)
-    return Cards(device, free, ranks).usable_bytes
+    return chosen
+
+
+def _found(config: Config, asked: Sequence[str]) -> ConfigInvalid | None:
+    """Make the check with these arguments of the process; return or raise the error, if there is one."""
+    if CARDS not in asked:
+        return refusal(config, this_machine(config, auditor="auditor" in asked), replay="replay" in asked)
+    if "learner" in asked:
+        _usable_cards("learner", config.learner.device, config.learner.processes)
+    if "auditor" in asked:
+        _usable_cards("audit", config.audit.device)
+    return None
 
 
 def main() -> int:
     config = Config.model_validate_json(sys.stdin.read())
     try:
-        room = this_machine(config, auditor="auditor" in sys.argv[1:])
-        refused = refusal(config, room, replay="replay" in sys.argv[1:])
+        refused = _found(config, sys.argv[1:])
     except ConfigInvalid as error:
         refused = error
     if refused:

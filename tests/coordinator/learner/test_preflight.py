@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 from dataclasses import replace
 from functools import cache
@@ -22,13 +23,14 @@ from coordinator.learner.memory import Estimate, LargestBatch, Simulations, desc
 from coordinator.learner.memory_plan import GIB
 from coordinator.learner.memory_plan import parse as parse_cards
 from coordinator.learner.policy import TrainedPolicy
-from coordinator.learner.preflight import FreeBytes, refusal, this_machine
+from coordinator.learner.preflight import FreeBytes, refusal, require_cards, this_machine
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.forward import prepare
 from coordinator.model.packing import imitating_card
 from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import group
 from tests.live_bytes import live_bytes
+from tests.processes.programs import free_address
 from tests.tiny_policy import make_other_policy
 
 HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 2}
@@ -145,6 +147,21 @@ def test_attention_on_a_card_is_predicted_with_its_repeated_heads(tmp_path: Path
 def test_a_learner_on_a_card_that_torch_cannot_use_is_refused_with_the_reason(small: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match=r"learner\.device is cuda.*(NVIDIA|CUDA)"):
         this_machine(round_of(small, tmp_path / "round"), auditor=False)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a card may have room")
+def test_no_round_is_launched_on_a_card_that_torch_cannot_use(tmp_path: Path) -> None:
+    """The embedded policy fits everywhere, and an auditor computes on a card of its own, at a later launch, too."""
+    (tmp_path / "round.toml").write_text(f'[round]\ndirectory = "{tmp_path / "round"}"\nlisten = "{free_address()}"\n')
+    words = ["launch", str(tmp_path / "round.toml"), "--set", f"round.seeder={free_address()}", "--set"]
+    refused = CliRunner().invoke(app, [*words, "learner.device=cuda"])
+    assert isinstance(refused.exception, ConfigInvalid), refused.output
+    assert re.match(r"learner\.device is cuda: .*(NVIDIA|CUDA)", refused.exception.message)
+    assert "Join with" not in refused.output
+    with pytest.raises(ConfigInvalid, match=r"audit\.device is cuda:1: .*(NVIDIA|CUDA)"):
+        require_cards(parse({"audit": {"device": "cuda:1"}}), learner=True, auditor=True)
+    require_cards(parse({"audit": {"device": "cuda:1"}}), learner=True, auditor=False)
 
 
 @pytest.mark.parametrize(("shape", "way"), MEASURED)

@@ -142,10 +142,11 @@ HELD_OUT_GENERATED = 1_000
 PLAYED, HELD_OUT_PLAYED = 2_000, 200
 """Problems of an environment: its first text may cost a call of a server."""
 
-Rows = Iterable[tuple[Split | None, str, dict[str, Any]]]
+Rows = Iterable[tuple[Split | None, str, sources.Row | ConfigInvalid]]
+"""Each row of a source, or its error, with its split, if it has one, and its place."""
 
 
-def of_file(path: Path, config: Config) -> Iterator[tuple[Split, str, dict[str, Any]]]:
+def of_file(path: Path, config: Config) -> Rows:
     function = getattr(module(str(path)), "problems", None)
     if not callable(function):
         raise ConfigInvalid(f"{path.name} has no function problems(split, seed).", hint="docs/tasks.md has an example.")
@@ -158,12 +159,11 @@ def of_file(path: Path, config: Config) -> Iterator[tuple[Split, str, dict[str, 
         most = (config.data.size or GENERATED) if split == "train" else HELD_OUT_GENERATED
         for number, row in enumerate(islice(rows or (), most), 1):
             where = f"{path.name}: {split} problem {number}"
-            if not isinstance(row, dict):
-                raise ConfigInvalid(f"{where} is not a dict.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
-            yield split, where, row
+            hint = 'Rows look like {"prompt": "…", "answer": "…"}.'
+            yield split, where, row if isinstance(row, dict) else ConfigInvalid(f"{where} is not a dict.", hint=hint)
 
 
-def of_gym(config: Config) -> Iterator[tuple[None, str, dict[str, Any]]]:
+def of_gym(config: Config) -> Rows:
     """Yield rows with the generator, seed and index, from which the reward generates the rest again."""
     from coordinator.environments.gym_answers import open_dataset
 
@@ -178,7 +178,7 @@ def of_gym(config: Config) -> Iterator[tuple[None, str, dict[str, Any]]]:
         yield None, f"{name} {number}", {"prompt": entry["question"], "answer": entry["answer"], **made}
 
 
-def of_environment(config: Config) -> Iterator[tuple[Split, str, dict[str, Any]]]:
+def of_environment(config: Config) -> Rows:
     """Yield rows of an environment that is shipped."""
     kind = ENVIRONMENTS[config.task.name]
     parameters = {**config.task.parameters, **kind.parameters}
@@ -351,24 +351,40 @@ def _sources(config: Config) -> list[Path]:
 
 
 def _problems(config: Config, paths: list[Path]) -> Iterator[tuple[Split | None, ImportIssue]]:
-    """Yield each problem with its split, or with None if its prompt's digest decides."""
+    """Yield each problem with its split, or with None if its prompt's digest decides; then raise for bad rows."""
+    columns, bad = Columns(config.data, suffix_of(config)), sources.BadRows()
+    for split, where, row in _rows(config, paths):
+        try:
+            if isinstance(row, ConfigInvalid):
+                raise row
+            problem = columns.problem(row, where)
+        except ConfigInvalid as error:
+            bad.add(error)
+        else:
+            yield split, ImportIssue(where, problem)
+    bad.require_none()
+
+
+def _rows(config: Config, paths: list[Path]) -> Rows:
     if config.task.name.endswith(".py"):
-        yield from _rows(config, of_file(paths[0], config))
-    elif config.task.name in ENVIRONMENTS:
-        yield from _rows(config, of_environment(config))
-    elif config.task.name not in FROM_FILES:
-        yield from _rows(config, of_gym(config))
-    else:
-        data = config.data
-        held = sources.files(data.eval or data.train, "held_out", revision=data.revision)
-        if data.eval and not held:
-            held = sources.files(data.eval, "train", revision=data.revision)
-        train = sources.files(data.train, "train", revision=data.revision)
-        if not data.eval and held == train:
-            held = []
-        yield from _rows(config, (("held_out", where, row) for where, row in _numbered(held, 0)))
-        split: Split | None = "train" if held else None
-        yield from _rows(config, ((split, where, row) for where, row in _numbered(train, data.size)))
+        return of_file(paths[0], config)
+    if config.task.name in ENVIRONMENTS:
+        return of_environment(config)
+    return of_data(config) if config.task.name in FROM_FILES else of_gym(config)
+
+
+def of_data(config: Config) -> Rows:
+    """Yield the rows of files, held-out ones first."""
+    data = config.data
+    held = sources.files(data.eval or data.train, "held_out", revision=data.revision)
+    if data.eval and not held:
+        held = sources.files(data.eval, "train", revision=data.revision)
+    train = sources.files(data.train, "train", revision=data.revision)
+    if not data.eval and held == train:
+        held = []
+    split: Split | None = "train" if held else None
+    yield from (("held_out", where, row) for where, row in _numbered(held, 0))
+    yield from ((split, where, row) for where, row in _numbered(train, data.size))
 
 
 def _plays(config: Config) -> bool:
@@ -379,7 +395,7 @@ def _plays(config: Config) -> bool:
     return name.endswith(".py") and hasattr(module(str(Path(name).absolute())), ENVIRONMENT_OF_FILE)
 
 
-def _numbered(paths: list[Path], size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _numbered(paths: list[Path], size: int) -> Iterator[tuple[str, sources.Row | ConfigInvalid]]:
     taken = 0
     for path in paths:
         for number, row in sources.numbered_rows(path):
@@ -387,12 +403,6 @@ def _numbered(paths: list[Path], size: int) -> Iterator[tuple[str, dict[str, Any
                 return
             taken += 1
             yield f"{path.name}:{number}", row
-
-
-def _rows(config: Config, rows: Rows) -> Iterator[tuple[Split | None, ImportIssue]]:
-    columns = Columns(config.data, suffix_of(config))
-    for split, where, row in rows:
-        yield split, ImportIssue(where, columns.problem(row, where))
 
 
 def _place(split: Split | None, key: bytes, kept: dict[Split, list[bytes]], config: Config) -> Split:

@@ -2,12 +2,13 @@
 
 - A folder has splits in the hub's layout: files with the split's name as a word, like `data/train-00000.parquet`. If no
   file names a split, the whole folder is training data.
-- An error in a row names its file and line.
+- An error in a row names its file and line. It is returned in place of the row, and all are raised together at the end.
 """
 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,33 @@ ROW_MAX_BYTES = 4 * limits.MIB
 
 ROWS_AT_ONCE = 1000
 
+BAD_ROWS_SHOWN = 10
+"""The unusable rows that an error names; it counts all."""
+
 Row = dict[str, Any]
+
+
+@dataclass
+class BadRows:
+    """The rows of a source that cannot be used as problems."""
+
+    count: int = 0
+    first: list[ConfigInvalid] = field(default_factory=list)
+
+    def add(self, error: ConfigInvalid) -> None:
+        self.count += 1
+        if self.count <= BAD_ROWS_SHOWN:
+            self.first.append(error)
+
+    def require_none(self) -> None:
+        """Raise the error of the only row, or one that names the first rows."""
+        if self.count == 1:
+            raise self.first[0]
+        if self.count:
+            shown = "\n".join(f"  {error.message}" for error in self.first)
+            some = f" The first {BAD_ROWS_SHOWN}:" if self.count > BAD_ROWS_SHOWN else ""
+            hints = dict.fromkeys(error.hint for error in self.first if error.hint)
+            raise ConfigInvalid(f"{self.count:,} rows cannot be used as problems.{some}\n{shown}", hint=" ".join(hints))
 
 
 def files(place: str, split: str, *, revision: str = "") -> list[Path]:
@@ -45,8 +72,8 @@ def files(place: str, split: str, *, revision: str = "") -> list[Path]:
     return paths if split == "train" and not any(named.values()) else []
 
 
-def numbered_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield each row with the number of its line, or of its place in a list or table."""
+def numbered_rows(path: Path) -> Iterator[tuple[int, Row | ConfigInvalid]]:
+    """Yield each row, or its error, with the number of its line, or of its place in a list or table."""
     if path.suffix == ".parquet":
         yield from enumerate(_parquet(path), 1)
     elif path.suffix == ".json":
@@ -57,7 +84,7 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, Row]]:
         raise ConfigInvalid(f"{path} has an unknown format.", hint=f"Use one of {', '.join(ENDINGS)}.")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Row]]:
+def _lines(path: Path) -> Iterator[tuple[int, Row | ConfigInvalid]]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(ROW_MAX_BYTES + 1), b""), 1):
             if len(line) > ROW_MAX_BYTES:
@@ -66,7 +93,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Row]]:
                 yield number, _object(line.rstrip(), f"{path}:{number}")
 
 
-def _array(path: Path) -> Iterator[tuple[int, Row]]:
+def _array(path: Path) -> Iterator[tuple[int, Row | ConfigInvalid]]:
     """Yield the objects of a JSON list; or those of its lines, since many such files contain lines."""
     data = path.read_bytes()
     if not data.lstrip().startswith(b"["):
@@ -77,18 +104,18 @@ def _array(path: Path) -> Iterator[tuple[int, Row]]:
     except ValueError as error:
         raise ConfigInvalid(f"{path} is not JSON: {error}.") from None
     for number, value in enumerate(values, 1):
-        if not isinstance(value, dict):
-            raise ConfigInvalid(f"{path}: item {number} is not an object.")
-        yield number, value
+        is_row = isinstance(value, dict)
+        yield number, value if is_row else ConfigInvalid(f"{path}: item {number} is not an object.")
 
 
-def _object(data: bytes, where: str) -> Row:
+def _object(data: bytes, where: str) -> Row | ConfigInvalid:
+    """Return the object in a line, or the error if there is none."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{where} is not JSON: {error}.", hint="Each line is one JSON object.") from None
+        return ConfigInvalid(f"{where} is not JSON: {error}.", hint="Each line is one JSON object.")
     if not isinstance(value, dict):
-        raise ConfigInvalid(f"{where} is not a JSON object.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
+        return ConfigInvalid(f"{where} is not a JSON object.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
     return value
 
 

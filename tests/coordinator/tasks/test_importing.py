@@ -220,6 +220,25 @@ def test_a_broken_file_says_where(tmp_path: Path, name: str, data: bytes, says: 
         copied(config(tmp_path, train=str(path)))
 
 
+def test_bad_rows_are_named_together_and_all_are_counted(tmp_path: Path) -> None:
+    good, bad = '{"prompt": "a%s"}', ['{"prompt": ""}', '{"prompt"', '{"text": "b"}', "[1]"]
+    train, held = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    train.write_text("\n".join([good % 1, *bad, good % 2, *bad]))
+    held.write_text("\n".join([good % 3, *bad]))
+    with pytest.raises(ConfigInvalid) as caught:
+        copied(config(tmp_path, train=str(train), eval=str(held)))
+    first, *named = caught.value.message.splitlines()
+    assert first == "12 rows cannot be used as problems. The first 10:"
+    assert [line.split()[0].removesuffix(":").rpartition("/")[2] for line in named] == [
+        *(f"test.jsonl:{number}" for number in (2, 3, 4, 5)),
+        *(f"train.jsonl:{number}" for number in (2, 3, 4, 5, 7, 8)),
+    ]
+    assert caught.value.hint.count("Each line is one JSON object.") == 1
+    train.write_text("\n".join([good % 1, *bad]))
+    with pytest.raises(ConfigInvalid, match=r"^8 rows cannot be used as problems\.\n"):
+        copied(config(tmp_path, train=str(train), eval=str(held)))
+
+
 def test_a_source_that_changed_is_refused_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     settings = config(tmp_path, train=lines(path, ROWS))

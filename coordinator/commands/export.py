@@ -52,6 +52,7 @@ def export(
     By default, the learner's last checkpoint is exported. A published version can be exported while its chunks are
     kept. --push uses the token of `hf auth login` or HF_TOKEN; if the upload fails, the folder stays.
     """
+    from coordinator.base import logs
     from coordinator.commands.asking import launched
     from coordinator.learner import export as learner
     from coordinator.learner import hub
@@ -64,6 +65,7 @@ def export(
         raise ConfigInvalid("--dtype needs --format gguf.", hint="Omit --dtype: a folder has the policy's own type.")
     if form is Format.GGUF and (card or repository):
         raise ConfigInvalid("--card and --push need --format hub.", hint="Omit --format gguf.")
+    logs.to_stderr(quiet=False)
     config = load(config_file, settings)
     if form is Format.GGUF:
         update = learner.export_gguf(config, target, version=version, best=best, dtype=dtype.value)
@@ -73,5 +75,6 @@ def export(
     if card or repository:
         hub.write_card(launched(config), target, update)
     if repository:
+        typer.echo(f"Uploading {target} to {repository} …", err=True)
         message = f"Echo Swarm: the policy after {update} updates"
         typer.echo(f"pushed: {hub.push(target, repository, message, private=private)}")

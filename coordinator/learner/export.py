@@ -5,15 +5,19 @@
 - The llama engine converts such a folder to a GGUF file, since it knows llama.cpp's format of each architecture. It
   runs as a separate program: the coordinator imports nothing of the node.
 - A running learner replaces its checkpoints: the newest is held while it is read.
-- A folder or file appears whole or not at all, and never replaces another.
+- A folder or file appears whole or not at all, and never replaces another. What is not complete is in a hidden folder
+  beside it, which is removed at the end, also by SIGTERM and Ctrl-C, and after a kill by the next export to that place.
 """
 
 import json
+import logging
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from coordinator.audit.case import RoundArchive
 from coordinator.config import Config
@@ -22,39 +26,54 @@ from protocol.errors import ConfigInvalid, EngineFailed, NotFound
 from protocol.policy import canary
 from protocol.policy.adapter import CONFIG
 
+log = logging.getLogger(__name__)
+
 REFUSED = 2
 """The exit code of the GGUF program if it failed and gives a reason."""
 
 
 def export(config: Config, target: Path, *, version: int = 0, adapter: bool = False, best: bool = False) -> int:
     """Write a version, the best version, or for 0 the learner's last checkpoint; return its update."""
-    _require_new(target)
-    beside = target.with_name(f"{target.name}.new")
-    shutil.rmtree(beside, ignore_errors=True)
-    make = _best if best else _version if version else _checkpoint
-    update = make(config, beside, version, adapter)
-    beside.rename(target)
+    with _beside(target) as scratch:
+        folder = scratch / "policy"
+        update = _write(config, folder, version=version, adapter=adapter, best=best)
+        folder.rename(target)
     return update
 
 
 def export_gguf(config: Config, target: Path, *, version: int = 0, best: bool = False, dtype: str = "auto") -> int:
     """Write the same as a GGUF file, with the numbers in `dtype`, or for "auto" in the policy's own type."""
-    _require_new(target)
-    with TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as scratch:
-        folder, file = Path(scratch) / "policy", Path(scratch) / "policy.gguf"
-        update = export(config, folder, version=version, best=best)
+    with _beside(target) as scratch:
+        folder, file = scratch / "policy", scratch / "policy.gguf"
+        update = _write(config, folder, version=version, best=best)
         _convert(folder, file, dtype)
         file.rename(target)
     return update
 
 
-def _require_new(target: Path) -> None:
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """Make a hidden folder beside a new target, and remove it at the end of the block, or of the process by SIGTERM."""
     if target.exists():
         raise ConfigInvalid(f"{target} exists already.", hint="Name a new folder or file.")
-    target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.absolute().with_name(f".{target.name}.export")
+    shutil.rmtree(scratch, ignore_errors=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        scratch.mkdir(parents=True)
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write(config: Config, folder: Path, *, version: int, adapter: bool = False, best: bool = False) -> int:
+    make = _best if best else _version if version else _checkpoint
+    return make(config, folder, version, adapter)
 
 
 def _convert(folder: Path, file: Path, dtype: str) -> None:
+    log.info("Converting the policy to GGUF …")
     command = [sys.executable, "-P", "-m", "swarm_node.engine.llama.gguf_file", str(folder), str(file), dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == REFUSED and done.stdout:
@@ -68,6 +87,7 @@ def _convert(folder: Path, file: Path, dtype: str) -> None:
 
 def _version(config: Config, folder: Path, version: int, adapter: bool) -> int:
     archive = RoundArchive(config)
+    log.info("Writing version %d from its chunks …", version)
     try:
         update = archive.write_policy(version, folder)
     finally:
@@ -84,6 +104,7 @@ def _best(config: Config, folder: Path, _version: int, adapter: bool) -> int:
         raise NotFound(
             "No evaluation of a version is complete yet.", hint="Set eval.every, or name one with --version."
         )
+    log.info("Copying version %d, which has the best evaluation …", version)
     shutil.copytree(config.round.directory / "best" / str(version), folder)
     about = json.loads((folder / FILE).read_text())
     _fold(folder, version, adapter)
@@ -95,6 +116,7 @@ def _fold(folder: Path, version: int, adapter: bool) -> None:
     if (folder / CONFIG).exists():
         from coordinator.model import adapter_files
 
+        log.info("Writing the adapter alone …" if adapter else "Merging the adapter into its base …")
         (adapter_files.keep_adapter if adapter else adapter_files.merge)(folder)
     elif adapter:
         raise NotFound(f"Version {version} has no adapter: all its weights were published.")
@@ -111,15 +133,18 @@ def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> i
     learner = config.round.directory / "learner"
     if adapter and not config.learner.lora_rank:
         raise NotFound("This round trains no adapter.", hint="learner.lora_rank is 0: export the whole policy.")
-    with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as scratch:
-        last = checkpoint.hold_newest(learner / "checkpoints", Path(scratch))
-        if last is None:
-            raise NotFound(
-                f"There is no checkpoint in {learner}.",
-                hint="Wait until `swarm-coordinator status` shows version 1, or name a version with --version.",
-            )
-        policy = TrainedPolicy(learner / "start", train_settings(config))
-        policy.restore(last)
+    held = folder.with_name("checkpoint")
+    last = checkpoint.hold_newest(learner / "checkpoints", held)
+    if last is None:
+        raise NotFound(
+            f"There is no checkpoint in {learner}.",
+            hint="Wait until `swarm-coordinator status` shows version 1, or name a version with --version.",
+        )
+    log.info("Reading the learner's checkpoint after update %d; this may take minutes …", int(last.name))
+    policy = TrainedPolicy(learner / "start", train_settings(config))
+    policy.restore(last)
+    shutil.rmtree(held)
+    log.info("Writing the %s …", "adapter" if adapter else "policy")
     if adapter:
         policy.writer.save_adapter(folder, config.model.path)
         (folder / canary.FILE_NAME).unlink()

@@ -1,6 +1,8 @@
 """Policies out of a round: transformers loads them, and they say what the round's policy says."""
 
+import logging
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,11 @@ def round_file(policy_folder: Path, tmp_path: Path) -> Path:
     return file
 
 
-def test_an_exported_checkpoint_generates(round_file: Path, tmp_path: Path) -> None:
+def test_an_exported_checkpoint_generates(round_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "coordinator.learner.export")
     said = export(str(round_file), str(tmp_path / "out"))
     assert "after 2 updates" in said
+    assert "checkpoint after update 2; this may take minutes" in caplog.text
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     made = model.generate(**tokenizer("1+2=", return_tensors="pt"), max_new_tokens=3, do_sample=False)
@@ -84,6 +88,25 @@ def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Pa
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     with pytest.raises(NotFound, match="not published"):
         export(str(file), str(tmp_path / "other"), "--version", "2")
+
+
+def test_an_export_that_is_ended_leaves_nothing_beside_its_target(
+    round_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".out.export" / "policy").mkdir(parents=True)  # what a kill left
+    before = signal.getsignal(signal.SIGTERM)
+
+    def ended_here(self: TrainedPolicy, path: Path) -> dict[str, Any]:
+        assert path.is_relative_to(tmp_path / ".out.export")
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("the handler has ended the export")
+
+    # The moment of the signal, which no argument reaches.
+    monkeypatch.setattr(TrainedPolicy, "restore", ended_here)
+    result = CliRunner().invoke(app, ["export", str(round_file), str(tmp_path / "out")])
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round", "round.toml"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_nothing_is_written_over(round_file: Path, tmp_path: Path) -> None:

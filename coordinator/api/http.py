@@ -1,8 +1,8 @@
 """Functions that all handlers share: reading bodies within bounds, checking signatures, turning errors into replies.
 
 - Programs use canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
-- People get JSON errors: a request with `Accept: application/json` (or a browser's), with a body of JSON, or with an
-  API key.
+- People get JSON errors: a request outside `/v1/`, with an `Accept` that names JSON or HTML, or not MessagePack, with a
+  body of JSON, or with an API key.
 - A browser that requests a wrong address outside `/v1/` gets the "not found" page.
 - A round that is not on the internet answers no request for a name of the internet, except its own: by such a name, a
   page of another site in a browser of this network could read it (DNS rebinding). Addresses and private names pass.
@@ -408,13 +408,20 @@ def _is_of_the_endpoint(request: web.Request) -> bool:
     return request.content_type == "application/json" or bearer.startswith(api_keys.PREFIX)
 
 
+def _reads_msgpack(accepted: str) -> bool:
+    """Return True if a header `Accept` allows MessagePack and names no type for people; nodes send `*/*`, or none."""
+    if "json" in accepted or "html" in accepted:
+        return False
+    return not accepted or any(kind in accepted for kind in ("*/*", "application/*", "msgpack"))
+
+
 def _error(request: web.Request, error: SwarmError) -> web.Response:
     accepted = request.headers.get("Accept", "")
     page = request.app.get(ERROR_PAGE)
     if page and isinstance(error, NotFound) and "html" in accepted and not request.path.startswith("/v1/"):
         return page(request, error)
     headers = error_headers(error)
-    if "json" in accepted or "html" in accepted or _is_of_the_endpoint(request):
+    if not request.path.startswith("/v1/") or not _reads_msgpack(accepted) or _is_of_the_endpoint(request):
         text, kind = json.dumps(error.to_wire()), "application/json"
         return web.Response(text=text, content_type=kind, status=error.http_status, headers=headers)
     packed = canonical.encode(error.to_wire())

@@ -295,12 +295,23 @@ class TestStrangers:
         assert [verdict.outcome for verdict in verdicts] == ["rejected", "rejected", "accepted"]
 
     async def test_an_address_that_is_not_there_is_named(self, served: Served) -> None:
-        for path in ("/nothing", "/v1/chunks/../state.db", "/v1/chunks/xyz", WRONG_SHELF, "/v1/%ff%fe", "/%00", "/%7f"):
+        for path in ("/v1/chunks/../state.db", "/v1/chunks/xyz", WRONG_SHELF, "/v1/%ff%fe"):
             await refused(await served.client.get(URL(path, encoded=True)), "not_found")
+        for path in ("/nothing", "/%00", "/%7f"):
+            response = await served.client.get(URL(path, encoded=True))
+            assert (response.status, (await response.json())["code"]) == (404, "not_found")
 
     async def test_a_person_gets_errors_as_json(self, served: Served) -> None:
         response = await served.client.get("/v1/nothing", headers={"Accept": "text/html"})
         assert (response.status, (await response.json())["code"]) == (404, "not_found")
+
+    async def test_a_client_that_reads_no_msgpack_gets_json(self, served: Served) -> None:
+        for path, accepted in (("/nope", "*/*"), ("/v1", "*/*"), ("/v1/nope", "text/plain"), ("/v1/nope", "text/*")):
+            response = await served.client.get(path, headers={"Accept": accepted})
+            assert (response.status, (await response.json())["code"]) == (404, "not_found"), path
+        for accepted in ("*/*", "application/msgpack", "application/*"):
+            response = await served.client.get("/v1/nope", headers={"Accept": accepted})
+            assert response.content_type == "application/msgpack", accepted
 
     async def test_a_client_of_the_endpoint_without_v1_in_its_address_reads_that(self, served: Served) -> None:
         by_json = await served.client.post("/completions", json={"prompt": "a"})

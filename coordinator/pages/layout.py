@@ -175,7 +175,8 @@ def wanted(status: Mapping[str, Any]) -> Markup | None:
 
 def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, score: str = "") -> Markup:
     """Build the line of figures about the round's state; that of another trainer makes no updates here."""
-    age = status["update_age_s"]
+    age, idle = status["update_age_s"], status["learner_idle_share_lately"]
+    lately = min(UPDATES_LATELY, status["update"])
     figures = {
         "phase": status["phase"],
         "version": status["version"],
@@ -184,7 +185,7 @@ def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0, score: str = 
         "update": f"{status['update']} / {status['max_updates']}",
         "last update": words.DASH if age is None else words.ago(int(1000 * age) + age_ms),
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
-        "learner idle": f"{words.percent(status['learner_idle_share_lately'])} in {UPDATES_LATELY} updates",
+        "learner idle": f"{words.percent(idle)} in {words.counted(lately, 'update')}" if lately else words.DASH,
         "score": score,
     }
     for name in OF_THE_LEARNER if status["external"] else ("made by",):

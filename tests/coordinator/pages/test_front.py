@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.pages import charts, entries, feed, metric_words
-from coordinator.pages.layout import wanted
+from coordinator.pages.layout import strip, wanted
 from coordinator.pages.measured import done, main_curve, quality
 from coordinator.pages.site import SOFTWARE, Site
 from coordinator.reports.history import Incident
@@ -183,6 +183,15 @@ WORKS: dict[str, Any] = {"finished": False, "version": 3, "nodes_alive": 2, "lea
 )
 async def test_visitors_are_called_when_training_waits_for_samples(changes: dict[str, Any], shown: bool) -> None:
     assert ("We need more GPUs" in (wanted(WORKS | changes) or "")) is shown
+
+
+@pytest.mark.parametrize(
+    ("update", "shown"), [(0, "–"), (1, "25.0\u202f% in 1 update"), (90, "25.0\u202f% in 32 updates")]
+)
+async def test_the_share_of_waiting_names_the_updates_that_it_counts(update: int, shown: str) -> None:
+    figures = {"phase": "training", "published_ms": None, "update": update, "max_updates": 99, "update_age_s": None}
+    others = {"nodes_up_to_date": 2, "external": False, "learner_idle_share_lately": 0.25}
+    assert f"<dt>learner idle</dt><dd>{shown}</dd>" in strip(WORKS | figures | others, now_ms=1)
 
 
 def evaluated(update: int, average: float | None, split: str = "held_out") -> dict[str, Any]:

@@ -90,14 +90,14 @@ async def keep_running(
             return
         if may_end and code == WRONG_SETTING:
             refused = "%s refuses its settings and is not started again%s (see %s)"
-            log.error(refused, name, _reason(log_file, before), log_file)
+            log.error(refused, name, _after(last_line(log_file, before)), log_file)
             await tell(Life("ended", code, crashes))
             return
         pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]
         crashes += 1
         await tell(Life("crashed", code, crashes))
         restarted = "%s ended with code %s; starting it again in %.1f s%s (see %s)"
-        log.error(restarted, name, code, pause_s, _reason(log_file, before), log_file)
+        log.error(restarted, name, code, pause_s, _after(last_line(log_file, before)), log_file)
         await asyncio.sleep(pause_s)
 
 
@@ -105,16 +105,19 @@ def _size(log_file: Path) -> int:
     return log_file.stat().st_size if log_file.exists() else 0
 
 
-def _reason(log_file: Path, before: int) -> str:
-    """Return the last line that was written to a log after its first `before` bytes; usually the error."""
+def last_line(log_file: Path, before: int = 0) -> str:
+    """Return the last line that was written to a log after its first `before` bytes; usually the error of its end."""
     try:
         with log_file.open("rb") as file:
             file.seek(max(before, file.seek(0, os.SEEK_END) - REASON_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f": {visible(last, REASON_CHARS)}" if last else ""
+    return visible(next((line.strip() for line in reversed(lines) if line.strip()), ""), REASON_CHARS)
+
+
+def _after(reason: str) -> str:
+    return f": {reason}" if reason else ""
 
 
 async def _run_once(

@@ -86,6 +86,11 @@ def _nothing_comes(status: Mapping[str, Any], config: Config, backlog: int) -> s
             "No node is connected. Give the join string to others; if nodes came and left, raise "
             "market.max_price_micros_per_mtok, and check that others can reach round.listen or round.public_url."
         )
+    if status["nodes_alive"] == status["nodes_paused_alive"]:
+        return (
+            "No node works: the operator has paused every node that is connected. "
+            "`swarm-coordinator nodes resume` with the name of a node ends its pause."
+        )
     if backlog >= (most := config.audit.backlog_max):
         return (  # public: it has no number that reveals which claims were drawn for an audit
             f"No work is offered, because audit.backlog_max = {most} claims or more wait for an auditor. "

@@ -65,11 +65,13 @@ def shown_age(told: Mapping[str, Any]) -> Iterator[OverviewPart]:
 
 
 def _verdict(status: Mapping[str, Any]) -> Iterator[OverviewPart]:
-    """Yield the reason if the round is stopped; else the learner's state and the alarm."""
+    """Yield the learner's state and the alarm; of a stopped round, that it is stopped, and how its learner ended."""
+    learner = status["learner"]
     if status.get("stopped"):
         yield OverviewPart("state", (status["stopped"],), "bad")
+        if learner["state"] == "stands":
+            yield OverviewPart("learner", (learner["why"],), "bad")
         return
-    learner = status["learner"]
     waits = learner["state"] in ("waits", "will wait", "stands")
     verdict = f"{learner['state'].upper() if waits else learner['state']}: {learner['why']}"
     yield OverviewPart("learner", (verdict,), "bad" if waits else "good")
@@ -141,14 +143,20 @@ def _round(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"{status['phase']}: {reached}{detail}"
     still = status.get("learner_outgoing_share_lately", 0.0)
     versions = f"saving and publishing {still:.0%} of its time lately, " if still else ""
-    yield f"the learner waited {status['learner_idle_share']:.0%} of the whole round, {versions}" + (
-        f"at work on batch {status['batch']}" if status["batch"] > status["update"] else "no batch under way"
-    )
+    yield f"the learner waited {status['learner_idle_share']:.0%} of the whole round, {versions}{_batch(status)}"
     ages = {"last update": status.get("update_age_s"), "last learner request": status.get("learner_silent_s")}
     since_s = status.get("age_s", 0.0)
     known = [f"{name} {duration_text(age + since_s)} ago" for name, age in ages.items() if age is not None]
     if known or status.get("programs"):
         yield ", ".join([*known, *(_program(name, life) for name, life in status.get("programs", {}).items())])
+
+
+def _batch(status: Mapping[str, Any]) -> str:
+    """Return the batch under way; the one that is formed after the last update is never trained on."""
+    is_last = not status.get("external") and status["update"] >= status["max_updates"]
+    if status["batch"] <= status["update"] or status["finished"] or is_last:
+        return "no batch under way"
+    return f"at work on batch {status['batch']}"
 
 
 def _learning(status: Mapping[str, Any]) -> Iterator[str]:
@@ -186,7 +194,8 @@ def _program(name: str, life: Mapping[str, Any]) -> str:
 
 def _fleet(status: Mapping[str, Any]) -> Iterator[str]:
     holding = f", version {status['version']} on {status['nodes_up_to_date']} of them" if status["version"] else ""
-    yield f"{status['nodes_alive']:,} of {counted(status['nodes'], 'node')} alive{holding}"
+    paused = f", {status['nodes_paused']:,} paused by the operator" if status.get("nodes_paused") else ""
+    yield f"{status['nodes_alive']:,} of {counted(status['nodes'], 'node')} alive{holding}{paused}"
     for node in status["fleet"][:NODES_SHOWN]:
         part = "works" if node["works"] else "standby"
         yield f"{node['name']} {part}, {node['groups_per_s']:.3g} groups/s: {node['reason']}"
@@ -252,7 +261,9 @@ def _credit(status: Mapping[str, Any]) -> Iterator[str]:
         f"in escrow {unit.short_figure(credit['pending_micros'])}, taken back {unit.amount(credit['voided_micros'])}"
     )
     spent = credit["posted_micros"] + credit["pending_micros"]
-    lasts = f", about {left * status['update'] // spent:,} more updates at the current cost" if spent else ""
+    lasts = ""
+    if spent and not status["finished"]:
+        lasts = f", about {left * status['update'] // spent:,} more updates at the current cost"
     yield f"budget left {unit.amount(left)}{lasts}"
 
 

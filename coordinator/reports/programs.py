@@ -3,14 +3,17 @@
 - The process that leads the round records the state of its children and the learner's requests as facts, so that the
   status, pages and metrics of every process have them. A launch deletes the earlier ones.
 - The time without a request that is normal depends on the last updates: a learner sends nothing while it trains.
-- The alarm for a learner that ended stays until the learner has made an update again.
+- The alarm for a learner that ended stays until the learner has made an update again, also after the round was stopped:
+  that of a stopped round has the last line of its log, which no page shows.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.base.children import last_line
 from coordinator.config import Config
 from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
 from coordinator.store.tables import batches
@@ -67,15 +70,15 @@ def record_learner_request(connection: sa.Connection, now_ms: int, *, asks_for: 
 
 
 def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str, Any]:
-    """Return the figures and alarms of the children; empty for a stopped round, for which `now_ms` is 0."""
-    if not now_ms:
-        return {"programs": {}, "learner_silent_s": None, "learner_waits_s": 0.0, "update_age_s": None} | _alarms(
-            "", ""
-        )
+    """Return the figures and alarms of the children; for a stopped round, `now_ms` is 0, and no child has figures."""
     learner = get_fact(connection, LEARNER)
     lives = get_fact(connection, CHILDREN)
     children = {name: lives[name] for name in SHOWN if name in lives}
     reported_ms = connection.execute(sa.select(sa.func.max(batches.c.reported_ms))).scalar() or 0
+    if not now_ms:
+        none: dict[str, Any] = {"programs": {}, "learner_silent_s": None, "learner_waits_s": 0.0, "update_age_s": None}
+        log_file = config.round.directory / "logs" / "learner.log"
+        return none | _alarms(_alarm_of_stopped(children.get("learner"), reported_ms, log_file), "")
     waits = learner.get("asks_for", 0) > latest_batch(connection)
     since_ms = learner.get("heard_ms") or learner.get("launched_ms")
     silent_s = max(0, now_ms - since_ms) / 1000 if since_ms else None
@@ -95,6 +98,15 @@ def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str,
 
 def _alarms(learner: str, others: str) -> dict[str, str]:
     return {"learner_alarm": learner, "programs_alarm": learner or others}
+
+
+def _alarm_of_stopped(child: Mapping[str, Any] | None, reported_ms: int, log_file: Path) -> str:
+    """Return how the learner of a stopped round had ended, and why; "" if it made an update after that."""
+    if not (child and child["code"] and child["ended_ms"] > reported_ms):
+        return ""
+    said = f"The learner had ended with code {child['code']} before the round was stopped"
+    reason = "" if child["state"] == "runs" else last_line(log_file)  # one that runs again has written other lines
+    return f"{said} (see {log_file}): {reason}" if reason else f"{said}. See {log_file} for the reason."
 
 
 def _may_be_silent_s(connection: sa.Connection) -> float:

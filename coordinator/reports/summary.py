@@ -88,6 +88,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "gifts": gifts.summary(connection),
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
         **_alive(connection, version, alive_since_ms),
+        **_paused(connection, alive_since_ms),
         "evaluations": _last_evaluations(connection),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
         "selection": curriculum.curriculum_report(connection, rules_of(config)),
@@ -345,6 +346,14 @@ def _alive(connection: sa.Connection, version: int, alive_since_ms: int) -> dict
     up_to_date = sa.func.coalesce(sa.func.sum(sa.case((nodes.c.version >= version, 1), else_=0)), 0)
     alive, holding = connection.execute(sa.select(sa.func.count(), up_to_date).where(is_alive(alive_since_ms))).one()
     return {"nodes_alive": alive, "nodes_up_to_date": holding if version else 0}
+
+
+def _paused(connection: sa.Connection, alive_since_ms: int) -> dict[str, int]:
+    """Return the number of nodes that the operator has paused, and of those that are alive."""
+    is_here = sa.func.coalesce(sa.func.sum(sa.case((is_alive(alive_since_ms), 1), else_=0)), 0)
+    paused = sa.select(sa.func.count(), is_here).where(nodes.c.paused_ms.is_not(None))
+    count, alive = connection.execute(paused).one()
+    return {"nodes_paused": count, "nodes_paused_alive": int(alive)}
 
 
 def _learner_s(connection: sa.Connection) -> tuple[float, float]:

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from coordinator.config import AuditSection, Config, parse
-from coordinator.reports import learner_waiting, summary
+from coordinator.reports import learner_waiting, moderation, overview, summary
 from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import batches, standings
 from protocol.text.money import CREDITS
 from tests.coordinator.world import World
 
 CONFIG = parse({"market": {"max_price_micros_per_mtok": 1_000_000}, "audit": {"backlog_max": 2}})
+ROUND = summary.public_settings(CONFIG, "a" * 64)
 
 
 def told(world: World, config: Config = CONFIG, *, silent: bool = False) -> dict[str, Any]:
@@ -59,6 +60,22 @@ def test_without_a_node_it_waits_and_with_a_batch_at_hand_it_will(at_work: World
     assert alone["learner"]["state"] == "waits"
     assert "Give the join string" in alone["learner"]["why"]
     assert learner_waiting.explain_waiting(alone | {"batch": 2}, CONFIG, backlog=0).state == "will wait"
+
+
+def test_paused_nodes_are_counted_and_if_all_are_no_node_works(at_work: World) -> None:
+
+    def pause(number: int) -> dict[str, Any]:
+        node = at_work.join(number).node_id
+        at_work.run(moderation.order, "pause", node, "tests", given_by="me", terms=at_work.audits, now_ms=5)
+        return told(at_work)
+
+    one = pause(2)
+    assert "No node works" not in one["learner"]["why"]
+    assert "2 of 2 nodes alive, version 1 on 0 of them, 1 paused by the operator" in overview.text(one | ROUND)
+    both = pause(1)
+    assert (both["learner"]["state"], "No node works" in both["learner"]["why"]) == ("waits", True)
+    assert "nodes resume" in both["learner"]["why"]
+    assert both["nodes_paused"] == told(at_work, silent=True)["nodes_paused"] == 2, "also while they are away"
 
 
 def test_claims_that_wait_for_an_auditor_stop_the_work(tmp_path: Path) -> None:

@@ -60,6 +60,15 @@ def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) ->
     )
 
 
+def test_a_round_after_its_last_update_works_on_no_batch_and_promises_no_more_updates(told: dict[str, Any]) -> None:
+    """The batch after the last one is formed while the last one is trained on, and never trained on."""
+    last = told | {"update": 9, "batch": 10}
+    assert lines(told | {"update": 8, "batch": 9})["round"][1].endswith("at work on batch 9")
+    assert lines(last)["round"][1].endswith("no batch under way")
+    assert lines(last | {"external": True})["round"][1].endswith("at work on batch 10")
+    assert lines(last | {"finished": True})["credit"][1] == "budget left 1.00 credits"
+
+
 def test_what_went_wrong_is_dated_and_named(told: dict[str, Any]) -> None:
     (line,) = lines(told)["incidents"]
     assert line.startswith("13 Nov 02:13:21 UTC node 1 lease_closed: ")

@@ -1,6 +1,7 @@
 """A learner that is dead, silent or has waited for hours is never told to work."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,31 @@ def test_a_learner_that_refuses_its_settings_stands(at_work: World) -> None:
     assert found["learner"]["state"] == "stands"
     assert "ended with code 2 3 min ago and is not restarted" in found["alarm"]
     assert "learner.log" in found["alarm"]
+
+
+def test_a_stopped_round_keeps_how_its_learner_ended(at_work: World, tmp_path: Path) -> None:
+    config = parse({"round": {"directory": str(tmp_path)}})
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "learner.log").write_text("starts\nerror: learner.lora_rank is too large.\n\n")
+
+    def stopped() -> dict[str, Any]:
+        figures: dict[str, Any] = at_work.run(summary.stopped, config=config, since_ms=1)
+        return figures | {"stopped": "STOPPED"}
+
+    assert stopped()["learner"]["state"] != "stands"
+    at_work.now_ms += 1000
+    fares(at_work, "learner", Life("ended", 2, 0))
+    state, learner, *_ = overview.text(stopped()).splitlines()
+    assert state.split() == ["state", "STOPPED"]
+    assert "code 2 before the round was stopped" in learner
+    assert learner.endswith(": error: learner.lora_rank is too large.")
+    fares(at_work, "learner", Life("runs", 2, 1))
+    assert "lora_rank" not in stopped()["learner"]["why"], "the log's last line may be of the run after that"
+    at_work.now_ms += 1000
+    for _ in range(at_work.terms.groups_per_update):
+        at_work.earn(at_work.join(2))
+    train(at_work, 2)
+    assert stopped()["learner"]["state"] != "stands"
 
 
 def test_a_learner_that_crashes_again_and_again_stands_until_it_made_an_update(at_work: World) -> None:

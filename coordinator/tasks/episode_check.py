@@ -8,7 +8,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from coordinator.config import Config
 from coordinator.environments.host import TurnQuestion
@@ -27,6 +27,8 @@ PLAYED = 3
 NONSENSE = "\u4e2d lorem <|im_end|> 42"
 SHOWN_MAX_CHARS = 160
 
+Severity = Literal["error", "warning"]
+
 
 @dataclass
 class ScriptedEpisode:
@@ -40,12 +42,13 @@ class ScriptedEpisode:
 
 @dataclass(frozen=True)
 class EpisodeFindings:
-    """The result of the check: the error, if there is one, and the transcripts."""
+    """The result of the check: what was found, if anything, and the transcripts."""
 
     code: str = ""
     message: str = ""
     next_step: str = ""
     transcripts: tuple[str, ...] = ()
+    severity: Severity = "error"
 
 
 async def check_episodes(
@@ -68,6 +71,11 @@ async def check_episodes(
     if first != second:
         text = "The same turns are answered or rewarded differently when an episode is played again."
         return EpisodeFindings("not_deterministic", text, "Take all chance from the problem, such as a seed.", shown)
+    played = [episode for episodes in first for episode in episodes]
+    if len(scores := {episode.reward.score for episode in played if episode.reward}) == 1:
+        text = f"All {len(played)} episodes of the scripted policy earn {scores.pop():g}."
+        check = "Check by hand that one that is played well earns more: the policy learns nothing from equal rewards."
+        return EpisodeFindings("constant", text, check, shown, "warning")
     return EpisodeFindings(transcripts=shown)
 
 

@@ -23,6 +23,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -39,6 +40,9 @@ BUILT_IN = {
     "reasoning-gym": "coordinator.environments.gym_answers:reward",
 }
 """Shipped rewards by their short names."""
+
+SHOWN_NAMES = 10
+"""The functions and classes of a file that an error about a missing one names."""
 
 
 class BadAnswer(Exception):
@@ -91,9 +95,13 @@ def load_callable(place: str) -> Callable[..., Any]:
     if not where:
         known = ", ".join(BUILT_IN)
         raise ConfigInvalid(f"There is no reward {place!r}.", hint=f"Write file.py:function, or one of {known}.")
-    loaded: Callable[..., Any] | None = getattr(module(where), name, None)
+    made = module(where)
+    loaded: Callable[..., Any] | None = getattr(made, name, None)
     if not callable(loaded):
-        raise ConfigInvalid(f"{where} has no function or class {name!r}.")
+        there = [each for each, value in vars(made).items() if callable(value) and not each.startswith("_")]
+        close = get_close_matches(name, there, n=1)
+        hint = f"Did you mean {where}:{close[0]}?" if close else f"It has {', '.join(there[:SHOWN_NAMES]) or 'none'}."
+        raise ConfigInvalid(f"{where} has no function or class {name!r}.", hint=hint)
     return loaded
 
 

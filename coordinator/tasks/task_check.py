@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 from coordinator.config import Config
 from coordinator.tasks import importing, kinds, sandbox
 from coordinator.tasks.chat import PLAIN_CHAT, Chat
-from coordinator.tasks.episode_check import check_episodes
+from coordinator.tasks.episode_check import Severity, check_episodes
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.kinds import MATH, functions_of, process_spec
 from coordinator.tasks.prompt_room import prompt_too_long
@@ -35,8 +34,6 @@ SLOW_SHARE = 0.25
 """The share of the time limit that a group may take; above it, timeouts are likely."""
 
 NONSENSE = "\u4e2d lorem \\frac{1}{0} <|im_end|> 42"
-
-Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ async def _episodes(
         tell(f"problem {number}\n{transcript}")
     if not findings.code:
         return []
-    return [TaskIssue(findings.code, "error", config.task.name, findings.message, findings.next_step)]
+    return [TaskIssue(findings.code, findings.severity, config.task.name, findings.message, findings.next_step)]
 
 
 def _problems(config: Config, folder: Path) -> Iterator[TaskIssue]:

@@ -48,6 +48,9 @@ def main() -> None:
     threading.Thread(target=_leave_after, args=(parent,), daemon=True).start()
     try:
         answer = _loaded(settings)
+    except ConfigInvalid as error:
+        _send(answers, {"error": error.message, "hint": error.hint})
+        return
     except BaseException as error:  # reported to the operator
         _send(answers, {"error": _reason(error)})
         return

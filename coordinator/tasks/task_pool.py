@@ -159,7 +159,8 @@ class _Child:
             raise
         if "ready" not in ready:
             await child.end()
-            raise VerifierDown(f"The reward functions cannot be loaded: {ready.get('error', ready)}")
+            reason, hint = (str(each)[:REASON_MAX_CHARS] for each in (ready.get("error", ready), ready.get("hint", "")))
+            raise VerifierDown(f"The reward functions cannot be loaded: {reason}", hint=hint)
         sandbox.log_gaps(ready.get("missing"), gaps)
         return child
 

@@ -141,7 +141,9 @@ def test_garbage_is_named(tmp_path: Path, answer: str, says: str) -> None:
         ("def fn(text): return 1.0", "fn", "not those of a reward function"),
         ("def fn(): return 1.0", "fn", "not those of a reward function"),
         ("fn = 3", "fn", "no function"),
-        ("x = 1", "fn", "no function"),
+        ("x = 1", "fn", "no function.*It has none"),
+        ("def reward(): pass\ndef other(): pass", "reword", r"no function.*Did you mean .*my_rewards\.py:reward\?"),
+        ("def reward(): pass\ndef other(): pass", "fn", "no function.*It has reward, other"),
     ],
 )
 def test_what_is_no_reward_function_is_refused(tmp_path: Path, text: str, name: str, says: str) -> None:

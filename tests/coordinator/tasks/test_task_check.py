@@ -72,7 +72,7 @@ def test_the_documented_lesson_is_sound(tmp_path: Path) -> None:
     [
         ("data_round.toml", {"no_held_out", "few_problems"}),  # two problems
         ("my_round.toml", {"duplicates"}),  # ten thousand prompts, four thousand drawn
-        ("env_round.toml", {"duplicates"}),
+        ("env_round.toml", {"duplicates", "constant"}),  # whoever says `1` at each turn guesses no number
     ],
 )
 def test_the_documented_rounds_are_sound(tmp_path: Path, name: str, codes: set[str]) -> None:
@@ -128,6 +128,30 @@ def test_problems_without_an_answer_are_no_proof_that_nothing_can_be_earned(tmp_
 
 
 SOUND = "\ndef reward(completions, answer): return [float(a == b) for a, b in zip(completions, answer)]\n"
+
+ENVIRONMENT = """
+class Environment:
+    def __init__(self, problem):
+        self.answer = problem.answer
+    def step(self, turn):
+        self.said = turn
+    def reward(self):
+        return float(self.said == self.answer)
+"""
+
+
+def test_an_environment_that_rewards_all_alike_is_found(tmp_path: Path) -> None:
+    assert findings(tmp_path, ENVIRONMENT) == []
+    (one,) = findings(tmp_path, ENVIRONMENT.replace("float(self.said == self.answer)", "0.5"))
+    assert (one.code, one.severity) == ("constant", "warning")
+    assert "12 episodes of the scripted policy earn 0.5" in one.message
+
+
+def test_a_misspelt_reward_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    (one,) = findings(tmp_path, SOUND, f"reward.functions={tmp_path}/my_task.py:reword")
+    assert one.code == "not_loadable"
+    assert "has no function or class 'reword'" in one.message
+    assert one.next_step == f"Did you mean {tmp_path}/my_task.py:reward?"
 
 
 def test_problems_that_are_wrong_are_found(tmp_path: Path) -> None:

@@ -85,8 +85,9 @@ def create(connection: sa.Connection, terms: PayoutTerms, *, now_ms: int) -> int
         raise PayoutFailed("No checkpoint is signed yet.", hint="Launch the round first.")
     recipients, shares = _payable(connection, size, terms, now_ms)
     if not recipients:
+        least = max(terms.minimum_micros, terms.step_micros)
         raise PayoutFailed(
-            f"No owner with an address that counts is owed {terms.unit.exact(terms.minimum_micros)}.",
+            f"No owner with an address that counts is owed {terms.unit.exact(least)}.",
             hint="Owners set one with `swarm-node keys address`; it counts after payouts.address_delay_h.",
         )
     number = 1 + (connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0)

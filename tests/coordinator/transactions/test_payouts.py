@@ -146,6 +146,8 @@ def test_amount_is_rounded_down_to_what_the_rail_pays_and_the_rest_is_carried_ov
     assert settle(world, batch, Bank(tmp_path / "bank")) is Status.DONE
     assert sum(balance(world, key)[0] for key in (first, second)) == 7_345
     assert balance(world, small) == (9_999, 0, 0)
+    with pytest.raises(PayoutFailed, match=r"owed 0\.01 "):  # the rail's smallest payment, above the minimum
+        create(world, cents)
     for key, micros in ((first, 2_655), (small, 1)):
         owe(world, key, micros)
     assert [payee.amount_micros for payee in create(world, cents).payees] == [10_000, 10_000]

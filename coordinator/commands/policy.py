@@ -197,7 +197,6 @@ def publish(
     from coordinator.base.files import make_folder
     from coordinator.commands.asking import launched, require_round
     from coordinator.service import publication
-    from coordinator.transactions.policy_versions import newest_version
 
     config = load(config_file, settings)
     require_round(config)
@@ -207,9 +206,9 @@ def publish(
     name = publication.stage_name()
     archive = RoundArchive(launched(config))
     with TemporaryDirectory(prefix=f"{name}.", dir=uploads) as scratch, closing(archive):
-        newest, _ = archive.read(newest_version)
+        newest, _ = archive.read(publication.where_it_stands)
         current = Path(scratch) / "current"
-        if not newest or archive.write_policy(newest, current) is None:
+        if archive.write_policy(newest, current) is None:
             raise OutOfOrder("No version is published yet.", hint=publication.NO_VERSION_YET)
         from coordinator.learner import offering
 

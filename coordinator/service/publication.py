@@ -159,7 +159,7 @@ class VersionPublication:
         async with self._lock:
             try:
                 await self._settle()
-                newest, update = await self._database.run(_where_it_stands)
+                newest, update = await self._database.run(where_it_stands)
                 await asyncio.to_thread(self._stage, wanted, stage, newest)
                 files = await asyncio.to_thread(_described, stage)
                 before = await asyncio.to_thread(self._publisher.manifest, newest)
@@ -345,8 +345,8 @@ def published_weights(publisher: Publisher, version: int) -> list[dict[str, Any]
     ]
 
 
-def _where_it_stands(connection: sa.Connection) -> tuple[int, int]:
-    """Return the newest version, and the update of the next one."""
+def where_it_stands(connection: sa.Connection) -> tuple[int, int]:
+    """Return the newest version, and the update of the next one; refuse a finished round, whose policy stays."""
     if get_fact(connection, FINISHED):
         raise OutOfOrder(
             "The round is finished: no more samples are generated.",

@@ -361,16 +361,6 @@ def test_hanging_up_after_each_lease_drains_no_more_than_the_keys_budget(world: 
         ask(world, key)
 
 
-def test_hanging_up_before_any_answer_reserves_no_more_than_the_keys_budget(world: World) -> None:
-    accomplice, key = world.join(1), new_key(world, budget_micros=3 * MAX_NEW)
-    for _ in range(3):
-        numbers = ask(world, key)
-        assert asked_in(world.offer(accomplice).leases)
-        world.run(queries.withdraw, numbers, now_ms=world.now_ms)
-    with pytest.raises(KeyBudgetUsed):
-        ask(world, key)
-
-
 def test_two_nodes_that_answer_a_withdrawn_query_cost_its_key_no_more_than_it_reserved(world: World) -> None:
     one, two, key = world.join(1), world.join(2), new_key(world)
     numbers = ask(world, key)

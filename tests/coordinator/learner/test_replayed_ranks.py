@@ -106,7 +106,9 @@ def test_ranks_end_with_the_first_that_fails(
     program: str, codes: tuple[int, ...], failed: int | None, said: tuple[str, ...]
 ) -> None:
     words = f"import sys; from coordinator.learner import launch; ranks = [sys.executable, '-c', {LOSES + program!r}]"
-    code = f"{words}; launch.GRACE_S = {GRACE_S}; print(launch.run_quietly(ranks, 3))"
+    # A shell starts what runs in the background without this signal, and ranks inherit that.
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{words}; {listens}; launch.GRACE_S = {GRACE_S}; print(launch.run_quietly(ranks, 3))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["I am 0", str(launch.RanksEnd(codes, failed, said))]

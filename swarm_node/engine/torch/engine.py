@@ -83,14 +83,14 @@ class TorchEngine(Engine):
                 f"The torch engine cannot sample the policy in {folder}: {reason}.",
                 hint="docs/learning.md lists the architectures that work.",
             )
+        dtype = self._dtype
+        if dtype == EXACT:
+            return self._build_exact(folder, config)
         if reason := cards.reason_to_refuse(self._device):
             raise EngineFailed(
                 f"torch cannot compute on the graphics card: {reason.rstrip('.')}.",
                 hint="Install the driver and the build of torch for this card, or add `--device cpu`.",
             )
-        dtype = self._dtype
-        if dtype == EXACT:
-            return self._build_exact(folder, config)
         if dtype == "auto":
             published = config.get("dtype") or config.get("torch_dtype") or "float32"
             dtype = "float32" if self._device.type == "cpu" else published

@@ -76,11 +76,16 @@ class Sampler(NamedTuple):
 
 
 def at_work(coordinator: Coordinator, nodes: dict[str, Program]) -> Sampler | None:
-    """The node that samples; none where the answer is whole already."""
-    for name, node in nodes.items():
-        for lease_id, state in coordinator.leases_of(node_id_of(node)).items():
-            if state in OPEN:
-                return Sampler(name, lease_id)
+    """The node that samples; none where the answer is whole already.
+
+    It has the newest lease: a node that does not report an offered one loses the query to the next.
+    """
+    names = {node_id_of(node): name for name, node in nodes.items()}
+    with coordinator.copy_of_store() as connection:
+        newest_first = sa.text("SELECT lease_id, node_id, state FROM leases ORDER BY issued_ms DESC")
+        for lease_id, node_id, state in connection.execute(newest_first):
+            if state in OPEN and node_id in names:
+                return Sampler(names[node_id], lease_id)
     return None
 
 

@@ -20,7 +20,7 @@ export class Book {
   #claims = new Map(); // claim or payout → { node, state, amount, tokens }
   #balances = new Map(); // account → micro-units
   #deposited = 0n;
-  training = new TrainingChain();
+  training = new Updates();
   roots = []; // [index, entry]
 
   add(index, entry) {
@@ -161,7 +161,8 @@ function effectOf(entry) {
   }
 }
 
-class TrainingChain {
+// The updates in the log so far, by the rules of `ledger/training.py`; an entry that does not continue them is refused.
+class Updates {
   #updates = new Map(); // update → its last attempt
   #batches = new Map(); // batch → the root of its groups
   #retractions = new Map(); // version → the retraction whose result it is

@@ -101,8 +101,7 @@ def test_an_export_that_is_ended_leaves_nothing_beside_its_target(
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("the handler has ended the export")
 
-    # The moment of the signal, which no argument reaches.
-    monkeypatch.setattr(TrainedPolicy, "restore", ended_here)
+    monkeypatch.setattr(TrainedPolicy, "restore", ended_here)  # the moment of the signal, which no argument reaches
     result = CliRunner().invoke(app, ["export", str(round_file), str(tmp_path / "out")])
     assert result.exit_code == 128 + signal.SIGTERM
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round", "round.toml"]

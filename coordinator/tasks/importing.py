@@ -25,7 +25,8 @@ The conversion of a row to a problem: the columns of prompt and answer, and the 
 
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +38,8 @@ from coordinator.config import Config, DataSection
 from coordinator.tasks import sources
 from coordinator.tasks.kinds import ENVIRONMENT_OF_FILE, ENVIRONMENTS, FOLDER, FROM_FILES, NOTE, suffix_of
 from coordinator.tasks.problem_file import Book, line
-from coordinator.tasks.reward_functions import load_callable, module
-from protocol.errors import ConfigInvalid
+from coordinator.tasks.reward_functions import error_place, load_callable, module
+from protocol.errors import ConfigInvalid, SwarmError
 from protocol.tasks import BUILT_IN, ChatMessage, Problem, Prompt, Split
 
 PROMPTS = ("prompt", "question", "problem", "input", "instruction")
@@ -146,18 +147,32 @@ Rows = Iterable[tuple[Split | None, str, sources.Row | ConfigInvalid]]
 """Each row of a source, or its error, with its split, if it has one, and its place."""
 
 
+@contextmanager
+def _errors_of(code: str) -> Iterator[None]:
+    """Report an error of the operator's code with its line, without the stack of this process."""
+    try:
+        yield
+    except SwarmError:
+        raise
+    except Exception as error:  # the operator's code may raise anything
+        said = f"{type(error).__name__}: {error}{error_place(error)}"
+        raise ConfigInvalid(f"{code} raised {said}.", hint="Correct that file, and try again.") from error
+
+
+def _generated(function: Callable[..., Any], split: Split, seed: int, file: str, most: int) -> Iterator[Any]:
+    with _errors_of(f"{file}: problems({split!r})"):
+        yield from islice(function(split, seed) or (), most)
+
+
 def of_file(path: Path, config: Config) -> Rows:
-    function = getattr(module(str(path)), "problems", None)
+    with _errors_of(path.name):
+        function = getattr(module(str(path)), "problems", None)
     if not callable(function):
         raise ConfigInvalid(f"{path.name} has no function problems(split, seed).", hint="docs/tasks.md has an example.")
     splits: tuple[Split, ...] = ("held_out", "validation", "train")
     for split in splits:
-        try:
-            rows = function(split, config.round.seed)
-        except Exception as error:  # any error of the operator's code is reported
-            raise ConfigInvalid(f"{path.name}: problems({split!r}) raised {type(error).__name__}: {error}.") from error
         most = (config.data.size or GENERATED) if split == "train" else HELD_OUT_GENERATED
-        for number, row in enumerate(islice(rows or (), most), 1):
+        for number, row in enumerate(_generated(function, split, config.round.seed, path.name, most), 1):
             where = f"{path.name}: {split} problem {number}"
             hint = 'Rows look like {"prompt": "…", "answer": "…"}.'
             yield split, where, row if isinstance(row, dict) else ConfigInvalid(f"{where} is not a dict.", hint=hint)
@@ -392,7 +407,10 @@ def _plays(config: Config) -> bool:
     name = config.task.name
     if name in ENVIRONMENTS:
         return True
-    return name.endswith(".py") and hasattr(module(str(Path(name).absolute())), ENVIRONMENT_OF_FILE)
+    if not name.endswith(".py"):
+        return False
+    with _errors_of(Path(name).name):
+        return hasattr(module(str(Path(name).absolute())), ENVIRONMENT_OF_FILE)
 
 
 def _numbered(paths: list[Path], size: int) -> Iterator[tuple[str, sources.Row | ConfigInvalid]]:

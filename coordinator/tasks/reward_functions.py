@@ -21,6 +21,8 @@ import importlib.util
 import inspect
 import math
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -43,6 +45,11 @@ BUILT_IN = {
 
 SHOWN_NAMES = 10
 """The functions and classes of a file that an error about a missing one names."""
+
+
+OWN_FOLDER = Path(__file__).parents[1]
+LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""The folders of this program and of installed libraries: an error of the operator's code is seldom theirs."""
 
 
 class BadAnswer(Exception):
@@ -121,6 +128,20 @@ def module(where: str) -> ModuleType:
     sys.modules.setdefault(path.stem, made)
     spec.loader.exec_module(made)
     return made
+
+
+def error_place(error: BaseException) -> str:
+    """Return " (file.py:3)", the innermost line of the operator's code that led to an error; "" without such a line.
+
+    Lines of this program are never named, and those of libraries only if no line of a file of the operator is there.
+    """
+    foreign = [each for each in traceback.extract_tb(error.__traceback__) if not _is_below(each.filename, OWN_FOLDER)]
+    places = [each for each in foreign if not any(_is_below(each.filename, folder) for folder in LIBRARIES)] or foreign
+    return f" ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else ""
+
+
+def _is_below(file: str, folder: Path) -> bool:
+    return file.startswith("<frozen ") or Path(file).is_relative_to(folder)
 
 
 def judge(functions: Sequence[Weighted], job: Job) -> list[Reward]:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from coordinator.environments.host import EpisodeHost, TurnQuestion
@@ -139,11 +138,8 @@ def _leave_after(parent: int) -> None:
 def _reason(error: BaseException) -> str:
     said = str(error)
     with suppress(Exception):  # the exception object may itself be broken
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        if trace is not None and not isinstance(error, reward_functions.BadAnswer):
-            said += f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+        if not isinstance(error, reward_functions.BadAnswer):
+            said += reward_functions.error_place(error)
     said += sandbox.explained(error)
     kind = "" if isinstance(error, reward_functions.BadAnswer | ConfigInvalid) else f"{type(error).__name__}: "
     return f"{kind}{said}"[:REASON_MAX_CHARS]

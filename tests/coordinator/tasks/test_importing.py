@@ -174,7 +174,14 @@ def test_a_file_of_the_operators_is_run_once_and_elsewhere(tmp_path: Path) -> No
             'def problems(split, seed): return [{"prompt": n} for n in "123" * 3]',
             "only 3 of its 27 problems are",
         ),
-        ("def problems(split, seed): raise KeyError('x')", "raised KeyError"),
+        ("def problems(split, seed): raise KeyError('x')", r"raised KeyError: 'x' \(my_task\.py:1\)"),
+        ("def problems(split, seed):\n    yield {}['secret']", r"raised KeyError: 'secret' \(my_task\.py:2\)"),
+        (
+            "import json\ndef problems(split, seed):\n    return json.loads('{')",
+            r"JSONDecodeError: .*\(my_task\.py:3\)",
+        ),
+        ("x = 1\nopen('/no/such/file')", r"^my_task\.py raised FileNotFoundError: .*'/no/such/file' \(my_task\.py:2\)"),
+        ("def problems(split, seed)", r"^my_task\.py raised SyntaxError: expected ':' \(my_task\.py, line 1\)\."),
         ("def problems(split, seed): return [{'prompt': 3}]", "neither text nor messages"),
     ],
 )

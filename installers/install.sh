@@ -574,7 +574,9 @@ packages() {
     say "uv failed; pip tries." >>"$LOG"
   fi
   [ -z "$FIND_LINKS" ] || set -- --find-links "$FIND_LINKS" "$@"
-  "$for_python" -m pip --no-input --disable-pip-version-check install "$@" </dev/null >>"$LOG" 2>&1
+  # A package that pip builds imports from its own folder, into which pip has just unpacked it: -P is for pip alone.
+  env -u PYTHONSAFEPATH "$for_python" -P -m pip --no-input --disable-pip-version-check install "$@" \
+    </dev/null >>"$LOG" 2>&1
 }
 
 # The wheel contains the list of its dependencies, with the hash of each file.

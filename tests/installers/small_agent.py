@@ -4,6 +4,8 @@
 """
 
 import hashlib
+import io
+import tarfile
 import zipfile
 from base64 import urlsafe_b64encode
 from pathlib import Path
@@ -28,7 +30,9 @@ def main():
 """
 
 
-def small_wheel(folder: Path, version: str, *, exit_code: int = 0, uv_lock: str = "# nothing\n") -> Path:
+def small_wheel(
+    folder: Path, version: str, *, exit_code: int = 0, uv_lock: str = "# nothing\n", node_lock: str = "# nothing\n"
+) -> Path:
     """Write a wheel of that version, whose program ends with that code."""
     root = Path(__file__).resolve().parents[2]
     info = f"echo_swarm-{version}.dist-info"
@@ -37,7 +41,7 @@ def small_wheel(folder: Path, version: str, *, exit_code: int = 0, uv_lock: str 
         "swarm_node/cli.py": PROGRAM.format(version=version, exit_code=exit_code),
         "swarm_node/p2p/__init__.py": "",
         "swarm_node/p2p/host.py": "",
-        "swarm_node/installation/node.lock": "# nothing\n",
+        "swarm_node/installation/node.lock": node_lock,
         "swarm_node/installation/constraints.txt": "",
         "swarm_node/installation/uv.lock": uv_lock,
         f"{info}/METADATA": METADATA.format(version=version),
@@ -77,6 +81,40 @@ def small_uv(folder: Path) -> str:
     }
     wheel = _wheel(folder / "uv-0.1-py3-none-any.whl", info, files)
     return f"uv==0.1 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+SOURCE_PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+SOURCE_BACKEND = """
+import shutil, subprocess, sys
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    subprocess.run([sys.executable, "-c", "import beside"], check=True)
+    return shutil.copy("built-0.1-py3-none-any.whl", folder).rpartition("/")[2]
+"""
+"""Imports a module of its own folder, as the setup.py of python-baseconv does."""
+
+
+def small_source(folder: Path) -> str:
+    """Write a package that pip has to build; return its lock."""
+    info = "built-0.1.dist-info"
+    metadata = "Metadata-Version: 2.1\nName: built\nVersion: 0.1\n"
+    wheel = _wheel(
+        folder / "parts" / "built-0.1-py3-none-any.whl", info, {f"{info}/METADATA": metadata, f"{info}/WHEEL": WHEEL}
+    )
+    source = folder / "built-0.1.tar.gz"
+    texts = {"PKG-INFO": metadata, "pyproject.toml": SOURCE_PROJECT, "backend.py": SOURCE_BACKEND, "beside.py": ""}
+    with tarfile.open(source, "w:gz") as archive:
+        archive.add(wheel, f"built-0.1/{wheel.name}")
+        for name, text in texts.items():
+            member = tarfile.TarInfo(f"built-0.1/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return f"built==0.1 --hash=sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}\n"
 
 
 def _wheel(wheel: Path, info: str, files: dict[str, str]) -> Path:

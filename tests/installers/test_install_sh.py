@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.installers.machine import SCRIPT, Machine, quick_uv
-from tests.installers.small_agent import small_checkout, small_uv, small_wheel
+from tests.installers.small_agent import small_checkout, small_source, small_uv, small_wheel
 
 
 def test_a_dry_run_says_everything_and_changes_nothing(machine: Machine) -> None:
@@ -340,7 +340,7 @@ def test_uv_installs_by_pips_configuration_and_pip_where_uv_fails(machine: Machi
     }
     words = (machine.home / "uv-arguments").read_text().split()
     assert "--no-index" in words, words
-    small_wheel(machine.wheels, "1.1", uv_lock=small_uv(tools))
+    small_wheel(machine.wheels, "1.1", uv_lock=small_uv(tools), node_lock=small_source(machine.wheels))
     again = machine.run(**more, FAKE_UV_FAILS="yes")
     assert again.returncode == 0, again.stderr
     assert machine.version() == "echo-swarm 1.1"

@@ -62,7 +62,7 @@ def require_same(found: Shapes, wanted: Shapes) -> None:
         ours, theirs = found.get(name), wanted.get(name)
         if ours == theirs:
             continue
-        text = f"{name[:100]} is {_shape_text(ours)}, and {_shape_text(theirs)} in this round's policy."
+        text = f"{name[:100]} {_shape_text(ours)}; in this round's policy it {_shape_text(theirs)}."
         raise ConfigInvalid(text, hint="Only weights of the same architecture can be published.")
 
 
@@ -104,4 +104,4 @@ def _finite(piece: memoryview, kind: str, exponent: int) -> bool:
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else "×".join(map(str, shape)) or "one number"
+    return "is missing" if shape is None else f"has shape {list(shape)}"

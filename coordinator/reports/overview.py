@@ -262,7 +262,7 @@ def _credit(status: Mapping[str, Any]) -> Iterator[str]:
     )
     spent = credit["posted_micros"] + credit["pending_micros"]
     lasts = ""
-    if spent and not status["finished"]:
+    if spent and status["update"] and not status["finished"]:
         lasts = f", about {left * status['update'] // spent:,} more updates at the current cost"
     yield f"budget left {unit.amount(left)}{lasts}"
 

@@ -388,7 +388,7 @@ def show_earnings(
     from swarm_node.owner.status_lines import payout_lines
 
     table = Table(
-        Column("node", overflow="fold"),
+        Column("node", overflow="fold", min_width=14),
         "pending",
         "payable",
         "being paid",

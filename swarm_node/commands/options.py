@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -248,9 +249,26 @@ PageOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _price(text: str | int) -> int:
+    """Parse the price; one in whole units is refused with the number to write."""
+    with suppress(ValueError):
+        return int(text)
+    try:
+        instead = f": --price {round(float(text) * 1_000_000)} asks {text} per million tokens"
+    except (ValueError, OverflowError):
+        instead = ""
+    raise typer.BadParameter(f"{text!r} is not a whole number of millionths{instead}")
+
+
 PriceOption = Annotated[
     int,
-    typer.Option(help="Your price per million validated tokens, in millionths of the round's unit: 1000000 is 1.00."),
+    typer.Option(
+        parser=_price,
+        metavar="<int>",
+        help="Your price per million validated tokens, in millionths of the round's unit: 1000000 is 1.00.",
+    ),
 ]
 
 DirectoryPlaces = Annotated[

@@ -58,6 +58,7 @@ def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) ->
         "earned 0.000008, in escrow 0.00, taken back 0.00 credits",
         "budget left 1.00 credits, about 124,999 more updates at the current cost",
     )
+    assert lines(told | {"update": 0})["credit"][1] == "budget left 1.00 credits", "no update has a cost yet"
 
 
 def test_a_round_after_its_last_update_works_on_no_batch_and_promises_no_more_updates(told: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 
 from protocol.text.log_lines import ROUND, VARIABLE, formatter
 
-NOISY = ("httpx", "httpcore", "libp2p", "multiaddr")
+NOISY = ("httpx", "httpcore", "libp2p", "multiaddr", "tuf")
 
 KEPT_LINES, KEPT_LINE_MAX_CHARS = 100, 500
 """Bounds of the lines in memory: together 50 kB."""

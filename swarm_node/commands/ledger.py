@@ -146,6 +146,7 @@ def receipts(
 
     from swarm_node.commands.each_round import for_each_round
     from swarm_node.coordinator_api import last_round
+    from swarm_node.coordinator_api.join_string import round_folder
 
     def show(join: "JoinString") -> None:
         kept, missing, unit = trio.run(_receipts, join, home, offline, not as_json)
@@ -158,6 +159,9 @@ def receipts(
                 continue  # almost always the case
             typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {unit.exact(sum(amounts))}, verified")
         typer.echo(f"no receipt {'saved' if offline else 'published'} yet: {counted(len(missing), 'claim')}")
+        if kept:
+            saved = round_folder(home, join) / "receipts"
+            typer.echo(f"saved in {saved}; `swarm-node ledger check FILE` verifies each file without a network")
 
     for_each_round(last_round.all_chosen(join_string, home), show, headed=not as_json)
 

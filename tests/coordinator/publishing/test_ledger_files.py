@@ -165,6 +165,7 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
         "pending: 1 claim, 0.000006 credits, verified",
         "voided: 0 claims, 0.00 credits, verified",
         "no receipt published yet: 0 claims",
+        f"saved in {folder / 'receipts'}; `swarm-node ledger check FILE` verifies each file without a network",
     ]
     shown = tmp_path / "as-it-was-mailed.proof"
     shown.write_bytes((folder / "receipts" / "000000.receipts").read_bytes())

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -18,6 +19,14 @@ from swarm_node.base.logs import (
 )
 
 log = logging.getLogger("swarm_node.test")
+
+
+def test_a_log_of_a_node_has_no_lines_of_libraries_about_other_things() -> None:
+    """TUF writes one for each old key, after a rotation of keys that nothing is wrong with."""
+    logged = "logging.getLogger('tuf.api._payload').info('No signature for keyid 1')"
+    program = f"import logging; from swarm_node.base import logs; logs.to_stderr(quiet=False); {logged}"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stderr == ""
 
 
 def test_the_last_lines_of_every_logger_are_kept_and_no_more() -> None:

@@ -29,7 +29,7 @@ from coordinator.transactions import partial_rollouts
 from protocol import limits
 from protocol.errors import AuditFailed, TokensInvalid
 from protocol.policy import chunks
-from protocol.policy.manifest import Sampler
+from protocol.policy.manifest import Sampler, version_of
 from protocol.wire.signing import Signed, open_envelope
 from protocol.work.auditing import CaseFile
 from protocol.work.fragment import check_fragments
@@ -127,6 +127,10 @@ class RoundArchive:
         """Return the sampling settings of a version; None if its manifest is missing."""
         manifest = self.publisher.manifest(version)
         return manifest.sampler if manifest else None
+
+    def newest_version(self) -> int:
+        """Return the newest published version; 0 before the first."""
+        return max((version_of(path) or 0 for path in self.metadata.targets()), default=0)
 
     def write_policy(self, version: int, folder: Path) -> int | None:
         """Write a version's folder from its chunks; return its update, or None if they were deleted."""

@@ -32,7 +32,7 @@ def export(
     config_file: ConfigFile,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to create, or the GGUF file.")],
     settings: Settings,
-    version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help="A published version; 0: the newest policy.")] = 0,
     adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter, in peft's format.")] = False,
     best: Annotated[bool, typer.Option("--best", help="The version with the best evaluation.")] = False,
     form: Annotated[
@@ -49,8 +49,9 @@ def export(
 ) -> None:
     """Export the policy as a folder in hub format, which transformers can load, or as a GGUF file.
 
-    By default, the learner's last checkpoint is exported. A published version can be exported while its chunks are
-    kept. --push uses the token of `hf auth login` or HF_TOKEN; if the upload fails, the folder stays.
+    By default, the learner's last checkpoint is exported, or with `learner.external` the newest published version. A
+    version can be exported while its chunks are kept. --push uses the token of `hf auth login` or HF_TOKEN; if the
+    upload fails, the folder stays.
     """
     from coordinator.base import logs
     from coordinator.commands.asking import launched

@@ -1,6 +1,7 @@
 """Export of a round's policy, as a folder that transformers and other programs load, or as a file for llama.cpp.
 
-- The learner's checkpoint is the newest policy; a published version is the policy that nodes used.
+- The learner's checkpoint is the newest policy; a published version is the policy that nodes used. With
+  `learner.external`, the checkpoint is only the start: the newest published version is exported.
 - An adapter is merged into its base, unless `adapter` asks for it alone, in peft's format.
 - The llama engine converts such a folder to a GGUF file, since it knows llama.cpp's format of each architecture. It
   runs as a separate program: the coordinator imports nothing of the node.
@@ -33,7 +34,7 @@ REFUSED = 2
 
 
 def export(config: Config, target: Path, *, version: int = 0, adapter: bool = False, best: bool = False) -> int:
-    """Write a version, the best version, or for 0 the learner's last checkpoint; return its update."""
+    """Write a version, the best version, or for 0 the newest policy; return its update."""
     with _beside(target) as scratch:
         folder = scratch / "policy"
         update = _write(config, folder, version=version, adapter=adapter, best=best)
@@ -68,7 +69,7 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _write(config: Config, folder: Path, *, version: int, adapter: bool = False, best: bool = False) -> int:
-    make = _best if best else _version if version else _checkpoint
+    make = _best if best else _version if version or config.learner.external else _checkpoint
     return make(config, folder, version, adapter)
 
 
@@ -87,8 +88,13 @@ def _convert(folder: Path, file: Path, dtype: str) -> None:
 
 def _version(config: Config, folder: Path, version: int, adapter: bool) -> int:
     archive = RoundArchive(config)
-    log.info("Writing version %d from its chunks …", version)
     try:
+        version = version or archive.newest_version()
+        if not version:
+            raise NotFound(
+                "No version is published yet.", hint="Wait until `swarm-coordinator status` shows version 1."
+            )
+        log.info("Writing version %d from its chunks …", version)
         update = archive.write_policy(version, folder)
     finally:
         archive.close()

@@ -90,6 +90,28 @@ def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Pa
         export(str(file), str(tmp_path / "other"), "--version", "2")
 
 
+def test_a_round_with_another_trainer_exports_what_that_one_published_and_not_its_start(
+    round_file: Path, policy_folder: Path, tmp_path: Path
+) -> None:
+    """The checkpoint of such a round is the policy that it began with, for ever."""
+    with round_file.open("a") as more:
+        more.write("[learner]\nexternal = true\n")
+    round_ = Round(load(round_file, []))
+    with pytest.raises(NotFound, match="No version is published yet"):
+        export(str(round_file), str(tmp_path / "out"))
+    for version in (1, 2):
+        shutil.copytree(policy_folder, round_.publisher.uploads / str(version))
+        config = round_.publisher.uploads / str(version) / "generation_config.json"
+        config.write_text(f'{{"max_length": {version}}}')
+        uploads = [
+            UploadedFile(path=path.name, digest=digest(path.read_bytes())) for path in sorted(config.parent.iterdir())
+        ]
+        round_.publisher.publish(Publication(version=version, update=7 * version, files=tuple(uploads)))
+    round_.close()
+    assert export(str(round_file), str(tmp_path / "out")) == f"{tmp_path / 'out'}: the policy after 14 updates\n"
+    assert (tmp_path / "out" / "generation_config.json").read_text() == '{"max_length": 2}'
+
+
 def test_an_export_that_is_ended_leaves_nothing_beside_its_target(
     round_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

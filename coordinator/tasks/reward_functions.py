@@ -48,8 +48,9 @@ SHOWN_NAMES = 10
 
 
 OWN_FOLDER = Path(__file__).parents[1]
-LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""The folders of this program and of installed libraries: an error of the operator's code is seldom theirs."""
+STDLIB = Path(sysconfig.get_path("stdlib"))
+PACKAGES = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+"""The folders of this program, of Python and of installed packages: an error of the operator's code is seldom theirs."""
 
 
 class BadAnswer(Exception):
@@ -133,10 +134,12 @@ def module(where: str) -> ModuleType:
 def error_place(error: BaseException) -> str:
     """Return " (file.py:3)", the innermost line of the operator's code that led to an error; "" without such a line.
 
-    Lines of this program are never named, and those of libraries only if no line of a file of the operator is there.
+    Lines of this program and of Python's own library are never named, and those of installed packages only if no line of
+    a file of the operator is there.
     """
-    foreign = [each for each in traceback.extract_tb(error.__traceback__) if not _is_below(each.filename, OWN_FOLDER)]
-    places = [each for each in foreign if not any(_is_below(each.filename, folder) for folder in LIBRARIES)] or foreign
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [each for each in frames if not any(_is_below(each.filename, folder) for folder in (OWN_FOLDER, STDLIB))]
+    places = [each for each in foreign if not any(_is_below(each.filename, folder) for folder in PACKAGES)] or foreign
     return f" ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else ""
 
 

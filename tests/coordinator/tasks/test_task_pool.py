@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from coordinator.tasks.reward_functions import Job
+from coordinator.tasks.reward_functions import Job, error_place
 from coordinator.tasks.task_pool import TaskPool, checked
 from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import VerifierDown, VerifierFailed
@@ -172,6 +172,14 @@ async def test_what_functions_print_and_read_harms_nothing(pool: TaskPool) -> No
     assert await pool.judge(job("reads")) == [Reward(0.0, "ok", {"fn": 0.0})]
 
 
+def test_an_error_that_no_line_of_the_operator_caused_names_none_of_ours() -> None:
+    """Such as of an environment without `reward`: a line of this program or of asyncio leads nowhere."""
+    with pytest.raises(TypeError) as raised:
+        asyncio.run(3)  # type: ignore[arg-type]  # an error inside the standard library
+    own = raised.value.with_traceback(raised.tb.tb_next)
+    assert error_place(own) == ""
+
+
 @pytest.mark.asyncio
 async def test_functions_that_cannot_be_loaded_are_the_operators_to_mend(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("import no_such_library\n")
@@ -230,7 +238,7 @@ DEADLINE_S = 120
 
 ASKING = """
 import asyncio, sys
-from coordinator.tasks.reward_functions import Job
+from coordinator.tasks.reward_functions import Job, error_place
 from coordinator.tasks.task_pool import TaskPool
 from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.sandbox import Sandbox

@@ -50,7 +50,7 @@ SHOWN_NAMES = 10
 OWN_FOLDER = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
 PACKAGES = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
-"""The folders of this program, of Python and of installed packages: an error of the operator's code is seldom theirs."""
+"""The folders of this program, of Python and of packages: an error of the operator's code is seldom theirs."""
 
 
 class BadAnswer(Exception):
@@ -134,8 +134,8 @@ def module(where: str) -> ModuleType:
 def error_place(error: BaseException) -> str:
     """Return " (file.py:3)", the innermost line of the operator's code that led to an error; "" without such a line.
 
-    Lines of this program and of Python's own library are never named, and those of installed packages only if no line of
-    a file of the operator is there.
+    Lines of this program and of Python's own library are never named, and those of installed packages only if there is
+    no line of a file of the operator.
     """
     frames = traceback.extract_tb(error.__traceback__)
     foreign = [each for each in frames if not any(_is_below(each.filename, folder) for folder in (OWN_FOLDER, STDLIB))]

@@ -174,7 +174,7 @@ async def test_what_functions_print_and_read_harms_nothing(pool: TaskPool) -> No
 
 def test_an_error_that_no_line_of_the_operator_caused_names_none_of_ours() -> None:
     """Such as of an environment without `reward`: a line of this program or of asyncio leads nowhere."""
-    with pytest.raises(TypeError) as raised:
+    with pytest.raises(ValueError, match="coroutine") as raised:
         asyncio.run(3)  # type: ignore[arg-type]  # an error inside the standard library
     own = raised.value.with_traceback(raised.tb.tb_next)
     assert error_place(own) == ""

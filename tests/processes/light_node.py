@@ -156,7 +156,7 @@ class LightNode:
 class Labourer(threading.Thread):
     """A light node that works until it is told to stop, and repeats itself until it has an answer.
 
-    It samples for `samples_for_s`. Without that, coordinator and learner compute without a pause for as long as it works.
+    It samples for `samples_for_s`; at 0, coordinator and learner compute without a pause for as long as it works.
     """
 
     def __init__(

@@ -216,9 +216,7 @@ class Labourer(threading.Thread):
 
 
 @contextmanager
-def at_work(
-    *join_strings: str, others: Iterable[str] = (), samples_for_s: float = 0.0
-) -> Iterator[list[Labourer]]:
+def at_work(*join_strings: str, others: Iterable[str] = (), samples_for_s: float = 0.0) -> Iterator[list[Labourer]]:
     """A labourer each, as long as the body takes; they end while there is a coordinator left to answer them."""
     crowd = [Labourer(join_string, *others, samples_for_s=samples_for_s) for join_string in join_strings]
     for labourer in crowd:

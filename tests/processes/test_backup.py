@@ -92,7 +92,7 @@ def test_a_round_that_is_saved_under_load_goes_on_elsewhere_and_no_fork_is_signe
             "--passphrase-file", str(passphrase), *said,
         )  # fmt: skip
 
-    with at_work(*[coordinator.join_string] * LABOURERS, samples_for_s=0.1) as crowd:
+    with at_work(*[coordinator.join_string] * LABOURERS) as crowd:
         work(coordinator, crowd, 10)
         save(early)
         size = entries(coordinator)
@@ -123,7 +123,7 @@ def test_a_round_that_is_saved_under_load_goes_on_elsewhere_and_no_fork_is_signe
     after = json.loads((swarm.folder / "elsewhere" / "metadata" / "timestamp.json").read_text())["signed"]["version"]
     assert after > before + 1
     saved = entries(coordinator)
-    with at_work(*[coordinator.join_string] * LABOURERS, samples_for_s=0.1) as crowd:
+    with at_work(*[coordinator.join_string] * LABOURERS) as crowd:
         work(coordinator, crowd, 8)
     assert entries(coordinator) > saved
     train(operator, 2)

@@ -202,10 +202,7 @@ def test_standby_copy_goes_on_after_the_machine_was_lost_at_any_moment(swarm: Sw
     target, seen_file, home = swarm.folder / "standby", swarm.folder / "seen", swarm.folder / "home"
     trainer = Trainer(coordinator, policy)
     lags, must_be_there, began_ms = list[int](), set[str](), now_ms()
-    with (
-        strangers(coordinator.url) as seen,
-        at_work(*[coordinator.join_string] * LABOURERS, samples_for_s=0.05) as crowd,
-    ):
+    with strangers(coordinator.url) as seen, at_work(*[coordinator.join_string] * LABOURERS) as crowd:
         for labourer in crowd:
             labourer.acknowledged = Punctual()
         trainer.start()

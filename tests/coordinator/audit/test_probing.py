@@ -119,7 +119,7 @@ def with_outliers(rate: float, seed: int, length: int = LENGTH) -> ReplayMeasure
 
 
 def test_a_probe_that_was_taken_over_cannot_widen_its_class_until_a_cheat_passes() -> None:
-    """The probe stays just within its tolerance: each renewal is a little wider, until the bound stops it at the eighth."""
+    """The probe stays just within its tolerance: each renewal is wider, until the bound stops it at the eighth."""
     field = Field()
     field.bring_many(NOISE)
     first, noise = field.tolerance, NOISE

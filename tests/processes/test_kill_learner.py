@@ -27,7 +27,7 @@ LABOURERS = 2
 @pytest.fixture(scope="module")
 def everything(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
     coordinator = Coordinator(swarm, training(policy)).start(learner=True, preflight=True)
-    with at_work(*[coordinator.join_string] * LABOURERS, samples_for_s=0.25):
+    with at_work(*[coordinator.join_string] * LABOURERS):
         yield coordinator
         if not coordinator.program.running:
             coordinator.start()  # a labourer may still wait for its verdict

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.processes
 
 def torchrun(program: Path) -> subprocess.CompletedProcess[str]:
     """Run a program as two ranks."""
-    command = [
+    command: list[str | Path] = [
         Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", program,
     ]  # fmt: skip

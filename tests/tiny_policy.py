@@ -23,13 +23,18 @@ def make_tiny_policy(folder: Path, *, seed: int = 1) -> Path:
 
 
 def make_other_policy(folder: Path, config: Any, *, dtype: torch.dtype, part_size: str = "1GB") -> Path:
-    """An untrained policy of any configuration, in files of this size."""
+    """Make an untrained policy of any configuration as a learner publishes it, in files of this size."""
+    return with_canary(make_start(folder, config, dtype=dtype, part_size=part_size))
+
+
+def make_start(folder: Path, config: Any, *, dtype: torch.dtype, part_size: str = "1GB") -> Path:
+    """Make an untrained policy without a canary: a learner starts from it, and only engines need one."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
     model.to(dtype).save_pretrained(folder, max_shard_size=part_size)
     make_tokenizer().save_pretrained(folder)
-    return with_canary(folder)
+    return folder
 
 
 def with_canary(folder: Path) -> Path:

@@ -154,12 +154,18 @@ class LightNode:
 
 
 class Labourer(threading.Thread):
-    """A light node that works until it is told to stop, and repeats itself until it has an answer."""
+    """A light node that works until it is told to stop, and repeats itself until it has an answer.
 
-    def __init__(self, *join_strings: str, groups: int = 2, max_new_tokens: int = 8) -> None:
+    It samples for `samples_for_s`; at 0, coordinator and learner compute without a pause for as long as it works.
+    """
+
+    def __init__(
+        self, *join_strings: str, groups: int = 2, max_new_tokens: int = 8, samples_for_s: float = 0.0
+    ) -> None:
         super().__init__(name="labourer")
         self.node = LightNode(*join_strings, max_new_tokens=max_new_tokens)
         self._groups = groups
+        self._samples_for_s = samples_for_s
         self._enough = threading.Event()
         self.leased: list[str] = []
         """The leases that it heard of."""
@@ -199,6 +205,7 @@ class Labourer(threading.Thread):
         if not answers:
             self._enough.wait(0.2)
             return
+        self._enough.wait(self._samples_for_s)
         while True:
             with suppress(Unreachable):
                 # In the order of the answers: a verdict on one of an unknown lease, which is not decoded, names none.
@@ -209,9 +216,9 @@ class Labourer(threading.Thread):
 
 
 @contextmanager
-def at_work(*join_strings: str, others: Iterable[str] = ()) -> Iterator[list[Labourer]]:
+def at_work(*join_strings: str, others: Iterable[str] = (), samples_for_s: float = 0.0) -> Iterator[list[Labourer]]:
     """A labourer each, as long as the body takes; they end while there is a coordinator left to answer them."""
-    crowd = [Labourer(join_string, *others) for join_string in join_strings]
+    crowd = [Labourer(join_string, *others, samples_for_s=samples_for_s) for join_string in join_strings]
     for labourer in crowd:
         labourer.start()
     try:

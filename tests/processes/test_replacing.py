@@ -27,7 +27,7 @@ def coordinator(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
     settings["objective"] = {"beta": 0.01}
     settings["staleness"] = {"max_updates": 60, "publish_every": KAPPA}  # and so many versions are kept
     made = Coordinator(swarm, settings).start(learner=True)
-    with at_work(*[made.join_string] * LABOURERS):
+    with at_work(*[made.join_string] * LABOURERS, samples_for_s=0.25):
         yield made
 
 

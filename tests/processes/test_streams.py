@@ -59,10 +59,10 @@ def stream(coordinator: Coordinator, key: str, **fields: Any) -> Iterator[Iterat
         yield choices()
 
 
-def whole(coordinator: Coordinator, key: str) -> list[int]:
+def whole(coordinator: Coordinator, key: str, **fields: Any) -> list[int]:
     """The token ids of the answer that is not read while it grows."""
-    headers = {"Authorization": f"Bearer {key}"}
-    response = httpx.post(f"{coordinator.url}/v1/completions", json=ASKED, headers=headers, timeout=300)
+    headers, body = {"Authorization": f"Bearer {key}"}, ASKED | fields
+    response = httpx.post(f"{coordinator.url}/v1/completions", json=body, headers=headers, timeout=300)
     assert response.status_code == 200, response.text
     tokens: list[int] = response.json()["choices"][0]["token_ids"]
     return tokens
@@ -138,7 +138,7 @@ def test_an_answer_is_read_while_it_grows_and_survives_its_node(
     assert len(expected) == TOKENS, "the policy ended it"
 
     def both_are_known() -> bool:
-        whole(coordinator, key)
+        whole(coordinator, key, n=1, max_tokens=8)
         rows = coordinator.leaderboard()
         earned = [rows[node_id_of(node)] for node in nodes.values()]
         return all(row["pending_micros"] + row["posted_micros"] > 0 for row in earned)

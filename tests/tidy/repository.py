@@ -6,6 +6,7 @@
 
 import ast
 import functools
+import gc
 import io
 import subprocess
 import tokenize
@@ -47,8 +48,15 @@ def text(path: Path) -> str:
 
 @functools.cache
 def tree(path: Path) -> ast.Module:
-    """A module as Python reads it."""
-    return ast.parse(text(path), str(path))
+    """A module as Python reads it; it stays until the end, so that no collection of garbage needs to search it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(text(path), str(path))
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 def comments(path: Path) -> dict[int, str]:

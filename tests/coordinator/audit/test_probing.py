@@ -119,16 +119,16 @@ def with_outliers(rate: float, seed: int, length: int = LENGTH) -> ReplayMeasure
 
 
 def test_a_probe_that_was_taken_over_cannot_widen_its_class_until_a_cheat_passes() -> None:
-    """The probe stays just within its tolerance, so each of a hundred renewals is a little wider than the last."""
+    """The probe stays just within its tolerance: each renewal is wider, until the bound stops it at the eighth."""
     field = Field()
     field.bring_many(NOISE)
     first, noise = field.tolerance, NOISE
-    for turn in range(1, 40):
+    for turn in range(1, 16):
         grown = 1.2 * noise
         if field.outcome(honest(LENGTH, noise=grown, seed=7)) is AuditOutcome.PASS:
             noise = grown
         field.bring_many(noise, first=100 * turn, groups=3 * GROUPS)
-    assert noise > 2 * NOISE, "it did poison"
+    assert noise > WIDEST * NOISE, "it did poison"
     for value, most in zip(field.tolerance.limits, first.limits, strict=True):
         assert value <= WIDEST * most
     for seed in range(20):

@@ -1,7 +1,7 @@
-"""A program for `torchrun`: loads a policy as one of several ranks, and writes how much memory that took at most.
+"""A program of several ranks: each loads a policy, and writes how much memory that took at most.
 
-Its arguments are a tiny policy folder, a large one, `trained` or `frozen`, and a folder for the results. The tiny
-policy is loaded first, so that what is imported on the way is not counted.
+Its arguments are the number of ranks, a tiny policy folder, a large one, `trained` or `frozen`, and a folder for the
+results. The tiny policy is loaded first, so that what is imported on the way is not counted.
 """
 
 import json
@@ -17,6 +17,7 @@ import torch
 
 from coordinator.learner.ranks import Ranks
 from coordinator.model.loading import keep_as_published, load_model
+from tests.coordinator.learner.forked_ranks import forked
 
 SAMPLE_S = 0.002
 
@@ -45,8 +46,8 @@ def peak() -> Iterator[list[int]]:
     found[0] = max(found[0], private_bytes() - start)
 
 
-def main(tiny: str, folder: str, purpose: str, results: str) -> None:
-    torch.set_num_threads(1)
+def load(tiny: str, folder: str, purpose: str, results: str) -> None:
+    """Load both policies as one of the ranks."""
     ranks = Ranks()
 
     def lay_out(model: Any) -> None:
@@ -62,6 +63,11 @@ def main(tiny: str, folder: str, purpose: str, results: str) -> None:
     (Path(results) / f"{ranks.rank}.json").write_text(json.dumps(most[0] / count))
     ranks.meet()
     ranks.leave()
+
+
+def main(size: str, *words: str) -> None:
+    torch.set_num_threads(1)
+    assert forked(int(size), load, *words) == [0] * int(size)
 
 
 if __name__ == "__main__":

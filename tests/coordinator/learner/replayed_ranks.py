@@ -1,15 +1,9 @@
-"""Updates of a learner of several ranks, in a folder as an auditor has it, and their replays by as many.
-
-The ranks are forks of one process that has torch already.
-"""
+"""Updates of a learner of several ranks, in a folder as an auditor has it, and their replays by as many."""
 
 import json
 import os
 import shutil
 import sys
-import tempfile
-import traceback
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +12,6 @@ import torch
 
 from coordinator.learner import replaying
 from coordinator.learner.commitments import document, folder_digests
-from coordinator.learner.launch import LOOPBACK, STORE
 from coordinator.learner.machines import joined, machine_here, software
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
@@ -26,30 +19,10 @@ from ledger.entry import UpdateEntry
 from ledger.training import groups_root
 from protocol.policy import chunks
 from protocol.work.learning import KeptBatch, TrainingGroup
+from tests.coordinator.learner.forked_ranks import forked
 from tests.coordinator.learner.two_ranks import BATCHES, PLAIN
 
 UPDATES = 2
-
-
-def forked(size: int, work: Callable[..., None], *words: Any) -> list[int]:
-    """Do the same work as several ranks; return their exit codes."""
-    with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for rank in range(size):
-            child = os.fork()
-            if child == 0:
-                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-                os.environ |= {STORE: f"{folder}/store", "GLOO_SOCKET_IFNAME": LOOPBACK}
-                code = 1
-                try:
-                    work(*words)
-                    code = 0
-                except BaseException:  # a fork must end here, whatever happened, and not go on as the parent
-                    traceback.print_exc()
-                finally:
-                    os._exit(code)
-            children.append(child)
-        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 def learn(start: Path, folder: Path) -> None:

@@ -16,7 +16,7 @@ from coordinator.learner import retracting
 from coordinator.learner.crew import Crew
 from coordinator.learner.ranks import Ranks
 from coordinator.rules.retraction import KeptState
-from tests.coordinator.learner.replayed_ranks import forked
+from tests.coordinator.learner.forked_ranks import forked
 from tests.coordinator.learner.test_retracting import BATCHES, OWNERS, clean, config_of
 
 

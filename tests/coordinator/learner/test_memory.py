@@ -18,7 +18,7 @@ from coordinator.model.lora import merged
 from protocol.policy import adapter, canary
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.live_bytes import live_bytes
-from tests.tiny_policy import make_other_policy
+from tests.tiny_policy import make_start
 
 SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
 ADAPTERS = replace(SETTINGS, lora_rank=4)
@@ -56,6 +56,13 @@ def saved_at_once(policy: TrainedPolicy, weights: dict[str, torch.Tensor], folde
     )
     for source in policy._folder.glob("*token*"):
         shutil.copyfile(source, folder / source.name)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy folder; nobody changes it."""
+    config = Qwen3Config(**LARGE, head_dim=128, tie_word_embeddings=True)
+    return make_start(tmp_path_factory.mktemp("large"), config, dtype=torch.bfloat16)
 
 
 def trained(folder: Path, settings: TrainSettings) -> TrainedPolicy:
@@ -116,7 +123,7 @@ def test_a_version_has_the_bytes_that_transformers_would_write(
     family: str, settings: TrainSettings, tmp_path: Path
 ) -> None:
     config, dtype = FAMILIES[family]
-    policy = trained(make_other_policy(tmp_path / "start", config, dtype=dtype), settings)
+    policy = trained(make_start(tmp_path / "start", config, dtype=dtype), settings)
     weights = with_what_was_learned(policy) if settings.lora_rank else masters(policy)
     before = [weight.clone() for weight in policy.model.parameters()]
     policy.writer.save_hub(tmp_path / "version")
@@ -128,7 +135,7 @@ def test_a_version_has_the_bytes_that_transformers_would_write(
 
 def test_a_base_and_its_adapter_have_the_bytes_that_transformers_would_write(tmp_path: Path) -> None:
     config, dtype = FAMILIES["tied head"]
-    policy = trained(make_other_policy(tmp_path / "start", config, dtype=dtype), ADAPTERS)
+    policy = trained(make_start(tmp_path / "start", config, dtype=dtype), ADAPTERS)
     policy.writer.save_base(tmp_path / "base")
     saved_at_once(policy, masters(policy), tmp_path / "at once")
     same_files(tmp_path / "base", tmp_path / "at once")
@@ -145,7 +152,7 @@ def test_a_base_and_its_adapter_have_the_bytes_that_transformers_would_write(tmp
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"experts"}))
 def test_weights_in_several_files_have_the_bytes_that_transformers_would_write(family: str, tmp_path: Path) -> None:
     config, dtype = FAMILIES[family]
-    policy = TrainedPolicy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
+    policy = TrainedPolicy(make_start(tmp_path / "start", config, dtype=dtype), SETTINGS)
     weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
     files = HubFiles(policy.model, dtype, {}, part_size="20KB")
     with files.open(tmp_path / "parts") as write:
@@ -161,7 +168,7 @@ def test_weights_in_several_files_have_the_bytes_that_transformers_would_write(f
 def test_experts_in_several_files_are_loaded_as_they_were(tmp_path: Path) -> None:
     """Transformers keeps all experts of a layer in one file; each goes where there is room, and that is as good."""
     config, dtype = FAMILIES["experts"]
-    policy = TrainedPolicy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
+    policy = TrainedPolicy(make_start(tmp_path / "start", config, dtype=dtype), SETTINGS)
     files = HubFiles(policy.model, dtype, {}, part_size="20KB")
     weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
     policy.writer.save_hub(tmp_path / "version")
@@ -191,10 +198,9 @@ def held_bytes(policy: TrainedPolicy) -> int:
     ids=["full", "LoRA"],
 )
 def test_publishing_holds_no_second_copy_of_the_weights(
-    settings: TrainSettings, method: str, most: float, tmp_path: Path
+    settings: TrainSettings, method: str, most: float, large: Path, tmp_path: Path
 ) -> None:
-    config = Qwen3Config(**LARGE, head_dim=128, tie_word_embeddings=True)
-    policy = trained(make_other_policy(tmp_path / "start", config, dtype=torch.bfloat16), settings)
+    policy = trained(large, settings)
     held = held_bytes(policy)
     with live_bytes() as count:
         getattr(policy.writer, method)(tmp_path / "version")
@@ -203,11 +209,9 @@ def test_publishing_holds_no_second_copy_of_the_weights(
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, ADAPTERS], ids=["full", "LoRA"])
-def test_products_in_bf16_need_no_second_copy_of_the_weights(settings: TrainSettings, tmp_path: Path) -> None:
+def test_products_in_bf16_need_no_second_copy_of_the_weights(settings: TrainSettings, large: Path) -> None:
     """An update holds weights, moments and gradients: 16 bytes; of a base that is not trained, 2."""
-    config = Qwen3Config(**LARGE, head_dim=128, tie_word_embeddings=True)
-    start = make_other_policy(tmp_path / "start", config, dtype=torch.bfloat16)
-    policy = trained(start, replace(settings, dtype="bfloat16", gradient_checkpointing=True))
+    policy = trained(large, replace(settings, dtype="bfloat16", gradient_checkpointing=True))
     held = held_bytes(policy)
     with live_bytes() as count:
         policy.train_step(UNEQUAL)
@@ -217,7 +221,7 @@ def test_products_in_bf16_need_no_second_copy_of_the_weights(settings: TrainSett
 def test_a_base_that_is_not_trained_is_as_large_as_it_came_and_learns_the_same(tmp_path: Path) -> None:
     """Equal numbers in bf16 and in float32: what is learned beside them is bit for bit the same."""
     config, _ = FAMILIES["tied head"]
-    narrow = make_other_policy(tmp_path / "bf16", config, dtype=torch.bfloat16)
+    narrow = make_start(tmp_path / "bf16", config, dtype=torch.bfloat16)
     wide = shutil.copytree(narrow, tmp_path / "float32")
     AutoModelForCausalLM.from_pretrained(narrow, dtype=torch.float32).save_pretrained(wide)
     for dtype in ("float32", "bfloat16"):

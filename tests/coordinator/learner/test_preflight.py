@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import group
 from tests.live_bytes import live_bytes
 from tests.processes.programs import free_address
-from tests.tiny_policy import make_other_policy
+from tests.tiny_policy import make_start
 
 HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 2}
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -101,6 +102,15 @@ def simulations(shape: str) -> Simulations:
     return Simulations(described)
 
 
+Starts = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """Return the policy folder of a shape; nobody changes it."""
+    return cache(lambda shape: make_start(tmp_path_factory.mktemp("start"), SHAPES[shape], dtype=torch.bfloat16))
+
+
 def tensor_bytes(policy: TrainedPolicy) -> int:
     """Weights, adapters and moments; gradients are gone between updates."""
     moments = [value for state in policy._optimizer.state.values() for value in state.values()]
@@ -127,10 +137,9 @@ MEASURED = [
 ]
 
 
-def test_attention_on_a_card_is_predicted_with_its_repeated_heads(tmp_path: Path) -> None:
-    folder = make_other_policy(tmp_path / "start", SHAPES["wide layers"], dtype=torch.bfloat16)
+def test_attention_on_a_card_is_predicted_with_its_repeated_heads(start: Starts) -> None:
     policy, on_card = (
-        TrainedPolicy(folder, PLAIN),
+        TrainedPolicy(start("wide layers"), PLAIN),
         Estimate(simulations("wide layers"), replace(PLAIN, device="cuda"), BATCH).footprint(1, device="cuda"),
     )
     policy.train_step(GROUPS)  # before it, there are no moments
@@ -165,9 +174,9 @@ def test_no_round_is_launched_on_a_card_that_torch_cannot_use(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("shape", "way"), MEASURED)
-def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_path: Path) -> None:
+def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, start: Starts, tmp_path: Path) -> None:
     settings = WAYS[way]
-    policy = TrainedPolicy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), settings)
+    policy = TrainedPolicy(start(shape), settings)
     policy.train_step(GROUPS)  # before it, there are no moments
     held = tensor_bytes(policy)
     with live_bytes() as update:
@@ -190,9 +199,9 @@ def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_p
     ("shape", "way"),
     [("many words", "all weights"), ("many layers", "all weights, bf16, layers twice"), ("wide layers", "LoRA, bf16")],
 )
-def test_a_self_check_is_predicted(shape: str, way: str, tmp_path: Path) -> None:
+def test_a_self_check_is_predicted(shape: str, way: str, start: Starts) -> None:
     """The policy was just loaded; it is compared in float32, whatever the training precision."""
-    policy = TrainedPolicy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), WAYS[way])
+    policy = TrainedPolicy(start(shape), WAYS[way])
     held = tensor_bytes(policy)
     with live_bytes() as check:
         prepare(policy.model, gradient_checkpointing=WAYS[way].gradient_checkpointing)

@@ -1,4 +1,4 @@
-"""Several ranks train what one process trains: real processes under torchrun, which talk over gloo."""
+"""Several ranks train what one process trains: real processes, which talk over gloo; those that hang under torchrun."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from math import ceil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,14 +30,20 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.processes
 
 
-def torchrun(*words: str | Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
-    """A program as several ranks."""
-    command = [
-        Path(sys.executable).with_name("torchrun"), "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", *words,
+def torchrun(program: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program as two ranks."""
+    command: list[str | Path] = [
+        Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", program,
     ]  # fmt: skip
     here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(command, env=os.environ | here, stderr=subprocess.PIPE, text=True, check=False)
+
+
+def forks(program: ModuleType, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that forks its ranks."""
+    command = [sys.executable, "-m", program.__name__, *words]
+    return subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,7 @@ def results(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     top = tmp_path_factory.mktemp("ranks")
     for name, settings in SCENARIOS.items():
         train(policy_folder, settings, top / "one" / name, Ranks())
-    ended = torchrun(str(two_ranks.__file__), policy_folder, top / "one", top / "two")
+    ended = forks(two_ranks, policy_folder, top / "one", top / "two")
     assert ended.returncode == 0, ended.stderr
     return top
 
@@ -168,7 +175,7 @@ def hundred_million(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_rank_loads_its_share_of_the_weights_and_no_more(
     policy_folder: Path, hundred_million: Path, ranks: int, purpose: str, each: int, tmp_path: Path
 ) -> None:
-    ended = torchrun(str(loading_rank.__file__), policy_folder, hundred_million, purpose, tmp_path, ranks=ranks)
+    ended = forks(loading_rank, str(ranks), policy_folder, hundred_million, purpose, tmp_path)
     assert ended.returncode == 0, ended.stderr
     for rank in range(ranks):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) <= each / ranks + 0.5

@@ -18,6 +18,7 @@ from coordinator.learner import launch
 from protocol.work.learning import KeptBatch
 from protocol.work.rollout import pack_tokens
 from tests.coordinator.learner import replayed_ranks
+from tests.processes.programs import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,8 +52,12 @@ def test_a_rank_that_is_killed_ends_the_replay_without_a_verdict(learned: tuple[
     command = [script("swarm-coordinator"), "audit", "update", str(learned[0])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as replay:
         launcher = psutil.Process(replay.pid)
-        while len(ranks := launcher.children()) < 2:
+
+        def started() -> list[psutil.Process]:
             assert replay.poll() is None
+            return ranks if len(ranks := launcher.children()) == 2 else []
+
+        ranks = until("both ranks to start", started)
         ranks.sort(key=lambda rank: rank.pid)
         ranks[1].kill()
         said, errors = replay.communicate()

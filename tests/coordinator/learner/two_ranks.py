@@ -1,4 +1,4 @@
-"""A program for `torchrun`: trains the policies of `SCENARIOS` as one of several ranks, and leaves what came of it.
+"""A program of two ranks: trains the policies of `SCENARIOS`, and leaves what came of it.
 
 Its arguments are a policy folder, one for what one process did before, and one for the results.
 """
@@ -15,6 +15,7 @@ from coordinator.learner.algorithm import PRESETS, Algorithm
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
+from tests.coordinator.learner.forked_ranks import forked
 from tests.coordinator.learner.groups import UNEQUAL
 
 PLAIN = TrainSettings(learning_rate=1e-3, warmup_updates=1, algorithm=PRESETS["echo2"])  # which drops no sample
@@ -65,14 +66,19 @@ def train(folder: Path, settings: TrainSettings, results: Path, ranks: Ranks, re
         (results / "metrics.json").write_text(json.dumps(metrics))
 
 
-def main(folder: Path, before: Path, results: Path) -> None:
-    torch.set_num_threads(1)
+def train_all(folder: Path, before: Path, results: Path) -> None:
+    """Train every policy as one of the ranks, and once more from the checkpoint of what one process did before."""
     ranks = Ranks()
     for name, settings in SCENARIOS.items():
         train(folder, settings, results / name, ranks)
         last = checkpoint.newest(before / name / "checkpoints")
         train(folder, settings, results / f"{name}, resumed", ranks, last)
     ranks.leave()
+
+
+def main(*folders: Path) -> None:
+    torch.set_num_threads(1)
+    assert forked(2, train_all, *folders) == [0, 0]
 
 
 if __name__ == "__main__":

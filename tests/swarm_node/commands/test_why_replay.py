@@ -98,21 +98,15 @@ def replayed(home: Path, explanation: Explanation) -> tuple[int, list[str]]:
     return why.replay(JOIN, home, KEY.node_id, found, said.append), said
 
 
-def test_a_claim_of_the_version_before_fails_hard_at_the_node_as_it_did_at_the_auditor(
+def test_a_claim_of_the_version_before_fails_hard_as_it_did_at_the_auditor_and_may_be_replayed_again(
     tmp_path: Path, policies: dict[int, Path], explained: Explanation, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The replay ends in a command that can be given again; the folder that it was made in is gone."""
     code, said = replayed(a_home(tmp_path, policies, BEFORE, CLAIMED, lease=given(explained)), explained)
     told = capfd.readouterr().out
     assert (code, said) == (4, []), told
     assert [line.split(",")[0] for line in told.splitlines() if "hard fail: expected" in line] == ["version"], told
 
-
-def test_a_replay_ends_in_a_command_that_can_be_given_again(
-    tmp_path: Path, policies: dict[int, Path], explained: Explanation, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The folder that it was made in is gone."""
-    replayed(a_home(tmp_path, policies, BEFORE, CLAIMED, lease=given(explained)), explained)
-    told = capfd.readouterr().out
     assert told.splitlines()[-1] == why.repeated(explained)
     assert "echo-swarm-case-" not in told
 

@@ -396,6 +396,10 @@ class Overloaded(Unreachable):
 
     code, http_status, fault = "overloaded", 503, "coordinator"
 
+    def __init__(self, message: str, *, hint: str = "", breach: Breach = UNSAID, retry_after_s: float = 0.0) -> None:
+        super().__init__(message, hint=hint, breach=breach)
+        self.retry_after_s = retry_after_s
+
 
 class AnswerChanged(SwarmError):
     """A node was lost after a caller had read a part of its answer, and the whole answer begins otherwise."""

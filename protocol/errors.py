@@ -146,6 +146,12 @@ class StatementStale(SwarmError):
     code, http_status, fault = "statement_stale", 409, "node"
 
 
+class KeyInUse(SwarmError):
+    """Two agents use one node's key at the same time, such as one in a copy of the other's home."""
+
+    code, http_status, fault = "key_in_use", 409, "node"
+
+
 class TooManyStatements(SwarmError):
     """The owner has signed too many addresses today; `Retry-After` gives the seconds to wait."""
 

@@ -271,6 +271,18 @@ def test_cards_that_cuda_13_or_vllm_no_longer_support_get_torch_and_the_oldest_a
     assert ("older than Turing" in refused.stderr) is (capability in ("6.1", "7.0"))
 
 
+def test_a_card_that_no_build_of_torch_supports_gets_the_build_for_the_cpu(machine: Machine) -> None:
+    """The build for CUDA 12.6 has code from Maxwell on: on Kepler, the first step of the engine would fail."""
+    machine.put("uname", X86)
+    machine.put("nvidia-smi", 'case "$*" in *memory*) echo 24576 ;; *compute_cap*) echo 3.7 ;; *) echo Tesla K80 ;; esac')
+    run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert run.returncode == 0, run.stderr
+    assert "Engine:   torch (no build of torch supports Tesla K80 any more, so the CPU is used" in run.stdout
+    assert "CUDA 12.6" not in run.stdout
+    refused = machine.run("--engine", "vllm", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert "vLLM does not support Tesla K80" in refused.stderr
+
+
 MISMATCH = """echo 'Failed to initialize NVML: Driver/library version mismatch'
 echo 'NVML library version: 580.95'
 exit 18"""

@@ -529,6 +529,11 @@ rehearse() {
   export PIP_NO_CACHE_DIR=1
   say "Trying the first steps in a temporary folder:"
   obtain
+  if [ -n "$JOIN" ]; then
+    "$PYTHON" -m zipfile -e "$WHEEL" "$DOWNLOAD/wheel" >>"$LOG" 2>&1 || die "$WHEEL is damaged."
+    say "Would write $SERVICE:"
+    fill_service "$DOWNLOAD/wheel/swarm_node/installation/$TEMPLATE" | sed 's/^/  /'
+  fi
   say "Dry run: nothing was changed."
 }
 
@@ -786,15 +791,20 @@ find_service() {
   esac
 }
 
+# Print the service file, filled in from this template.
+fill_service() {
+  "$PYTHON" - "$1" "$BIN/swarm-node" "$JOIN" <<'PYTHON'
+import pathlib, sys
+template, program, join = sys.argv[1:]
+text = pathlib.Path(template).read_text().replace("@PROGRAM@", program).replace("@JOIN@", join)
+sys.stdout.write(text)
+PYTHON
+}
+
 install_service() {
   mkdir -p "$(dirname "$SERVICE")"
   folder=$(ls -d "$PREFIX"/current/lib/python3.*/site-packages/swarm_node/installation)
-  "$PYTHON" - "$folder/$TEMPLATE" "$SERVICE" "$BIN/swarm-node" "$JOIN" <<'PYTHON'
-import pathlib, sys
-template, target, program, join = sys.argv[1:]
-text = pathlib.Path(template).read_text().replace("@PROGRAM@", program).replace("@JOIN@", join)
-pathlib.Path(target).write_text(text)
-PYTHON
+  fill_service "$folder/$TEMPLATE" >"$SERVICE"
   say "Service file: $SERVICE"
   if [ "$SYSTEM" = Darwin ]; then
     restart_service

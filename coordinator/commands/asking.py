@@ -127,9 +127,7 @@ def stopped_line(config: Config, launch: str, since_ms: int) -> str:
         return f"NOT LAUNCHED YET: start it with `{launch}`."
     when = datetime.fromtimestamp(since_ms / 1000, UTC)
     if run_in_store(config, lambda store: get_fact(store, FINISHED)):
-        return (
-            f"FINISHED, and STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: `{launch}` serves its pages again."
-        )
+        return f"FINISHED, and STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: `{launch}` serves its pages again."
     return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: continue with `{launch}`."
 
 

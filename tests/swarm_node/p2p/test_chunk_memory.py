@@ -77,7 +77,7 @@ async def test_two_peers_that_are_faster_than_the_disk_fill_one_budget_and_wait(
             await trio.sleep(1.5)  # longer than the patience with a peer, whose clock is the real one
             assert (memory.held_bytes, disk.begun.acquire(blocking=False)) == (TWO_CHUNKS, False)
             disk.let_go.set()
-            came = []
+            came: list[ChunkId] = []
             while len(came) < 2 * len(NAMES):
                 outcome = await outcomes.receive()
                 came += [outcome.chunk] if isinstance(outcome, Delivered) else []

@@ -25,7 +25,7 @@ NODES_KEPT = 65_536
 @dataclass
 class _Sessions:
     last: deque[str] = field(default_factory=lambda: deque(maxlen=SESSIONS_KEPT))
-    """In order of their last heartbeats, the newest at the end."""
+    """Sessions in order of their last heartbeats, the newest at the end."""
     conflict_ms: int = 0
     """The end of the time in which agents are refused."""
 

@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -43,10 +42,10 @@ from coordinator.api.http import (
     KEY_READS_AT_ONCE,
     OWN_HOSTS,
     ROUND,
-    STRANGERS_READS,
     errors,
     own_hosts,
 )
+from coordinator.api.strangers import STRANGERS_READS, StrangersQueue
 from coordinator.api.watch import WATCH, Watch
 from coordinator.base.children import Life, keep_running, script
 from coordinator.base.clock import now_ms
@@ -115,7 +114,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         app[OWN_HOSTS] = hosts
     app[BOUNDS] = bounds
     app[BODIES] = Bodies(bounds.bodies_bytes)
-    app[STRANGERS_READS], app[KEY_READS] = Counter(), asyncio.Semaphore(KEY_READS_AT_ONCE)
+    app[STRANGERS_READS], app[KEY_READS] = StrangersQueue(), asyncio.Semaphore(KEY_READS_AT_ONCE)
     caller.serve(app, bounds.proxies)
     app[WATCH] = Watch(round_, bounds)
     install.wheel_of(round_.config)  # refused here, not at the first download

@@ -420,6 +420,7 @@ def auditor(
         from coordinator.base.children import leave_with_parent
         from coordinator.base.files import private_from_now_on
         from coordinator.config import Config, load
+        from coordinator.learner.preflight import require_cards
 
     logs.to_stderr(quiet=False)
     private_from_now_on()
@@ -429,6 +430,8 @@ def auditor(
         config = Config.model_validate_json((source / "resolved.json").read_text())
     else:
         config = load(source, settings)
+    if not child:  # `launch` has checked it
+        require_cards(config, learner=False, auditor=True)
     name = "launched" if child else f"{socket.gethostname()[:40]}-{os.getpid()}"
     url = coordinator or f"http://{config.round.listen}"
     run(config, name, url, token or config.round.directory / "operator.token")
@@ -458,6 +461,7 @@ def learner(
     from coordinator.base.files import private_from_now_on
     from coordinator.config import Config, load
     from coordinator.learner import launch
+    from coordinator.learner.preflight import require_cards
 
     logs.to_stderr(quiet=False)
     private_from_now_on()
@@ -472,6 +476,8 @@ def learner(
             "learner.kept_one_in needs the learner on the coordinator's machine, whose folder has what is published.",
             hint="Set learner.kept_one_in = 0, or start the learner with the coordinator.",
         )
+    if not (child or launch.is_rank()):  # `launch` has checked it, and a machine of several has a part of the cards
+        require_cards(config, learner=True, auditor=False)
     if config.learner.processes > 1 and not launch.is_rank():
         words = [word for word in sys.argv[1:] if word != "--child"]
         command = [script("swarm-coordinator"), *words, "--child"]

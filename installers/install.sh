@@ -200,19 +200,28 @@ find_other_card() {
 ROCM_BUILD=rocm7.2
 
 # Builds for CUDA 13 have no code for cards before Turing (compute capability 7.5): GeForce 10, P100, V100 and older. The
-# build for CUDA 12.6 has.
+# build for CUDA 12.6 has, down to Maxwell (5.0). No build has code for Kepler (3.x), such as K80: it gets the CPU's.
 OLDER_BUILD=cu126
 
 is_older_card() {
   case $MACHINE in x86_64 | amd64) ;; *) return 1 ;; esac
-  case $(ask_card compute_cap) in [3-6].[0-9] | 7.[0-4]) return 0 ;; *) return 1 ;; esac
+  case $(ask_card compute_cap) in [56].[0-9] | 7.[0-4]) return 0 ;; *) return 1 ;; esac
+}
+
+is_too_old_card() {
+  case $(ask_card compute_cap) in [1-4].[0-9]) return 0 ;; *) return 1 ;; esac
 }
 
 find_torch_build() {
   TORCH_BUILD='' NO_BUILD=''
   [ "$SYSTEM" = Linux ] || return 0
   if [ -n "$CARD" ]; then
-    is_older_card && TORCH_BUILD=$OLDER_BUILD || true
+    if is_too_old_card; then
+      NO_BUILD="no build of torch supports $CARD any more"
+      case $MACHINE in x86_64 | amd64) TORCH_BUILD=cpu ;; esac
+    elif is_older_card; then
+      TORCH_BUILD=$OLDER_BUILD
+    fi
     return 0
   fi
   find_other_card
@@ -291,7 +300,9 @@ find_engine() {
   find_torch_build
   check_driver
   if [ "$ENGINE" = auto ]; then
-    if [ "$TORCH_BUILD" = "$OLDER_BUILD" ]; then
+    if [ -n "$CARD" ] && [ -n "$NO_BUILD" ]; then
+      ENGINE=torch WHY="$NO_BUILD, so the CPU is used, which is slow"
+    elif [ "$TORCH_BUILD" = "$OLDER_BUILD" ]; then
       ENGINE=torch WHY="$CARD is older than vLLM's CUDA supports; torch's build for CUDA 12.6 is used"
     elif [ -n "$CARD" ] && [ "$(ask_card compute_cap)" = 7.5 ]; then
       ENGINE=torch WHY="vLLM refuses bfloat16, in which most models are published, on $CARD"
@@ -319,6 +330,7 @@ find_engine() {
     vllm)
       [ -n "$CARD" ] || die "vLLM needs an NVIDIA GPU, but nvidia-smi reports none." \
         "If you have one, install its driver. Without a GPU, use --engine torch."
+      [ -z "$NO_BUILD" ] || die "vLLM does not support $CARD, and $NO_BUILD." "Use --engine torch: it samples on the CPU."
       [ "$TORCH_BUILD" != "$OLDER_BUILD" ] || die "vLLM's CUDA does not support $CARD, which is older than Turing." \
         "Use --engine torch: it also uses this GPU."
       [ "$GLIBC" -ge "$VLLM_GLIBC" ] || \
@@ -517,6 +529,11 @@ rehearse() {
   export PIP_NO_CACHE_DIR=1
   say "Trying the first steps in a temporary folder:"
   obtain
+  if [ -n "$JOIN" ]; then
+    "$PYTHON" -m zipfile -e "$WHEEL" "$DOWNLOAD/wheel" >>"$LOG" 2>&1 || die "$WHEEL is damaged."
+    say "Would write $SERVICE:"
+    fill_service "$DOWNLOAD/wheel/swarm_node/installation/$TEMPLATE" | sed 's/^/  /'
+  fi
   say "Dry run: nothing was changed."
 }
 
@@ -776,15 +793,20 @@ find_service() {
   esac
 }
 
+# Print the service file, filled in from this template.
+fill_service() {
+  "$PYTHON" - "$1" "$BIN/swarm-node" "$JOIN" <<'PYTHON'
+import pathlib, sys
+template, program, join = sys.argv[1:]
+text = pathlib.Path(template).read_text().replace("@PROGRAM@", program).replace("@JOIN@", join)
+sys.stdout.write(text)
+PYTHON
+}
+
 install_service() {
   mkdir -p "$(dirname "$SERVICE")"
   folder=$(ls -d "$PREFIX"/current/lib/python3.*/site-packages/swarm_node/installation)
-  "$PYTHON" - "$folder/$TEMPLATE" "$SERVICE" "$BIN/swarm-node" "$JOIN" <<'PYTHON'
-import pathlib, sys
-template, target, program, join = sys.argv[1:]
-text = pathlib.Path(template).read_text().replace("@PROGRAM@", program).replace("@JOIN@", join)
-pathlib.Path(target).write_text(text)
-PYTHON
+  fill_service "$folder/$TEMPLATE" >"$SERVICE"
   say "Service file: $SERVICE"
   if [ "$SYSTEM" = Darwin ]; then
     restart_service

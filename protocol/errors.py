@@ -146,6 +146,12 @@ class StatementStale(SwarmError):
     code, http_status, fault = "statement_stale", 409, "node"
 
 
+class KeyInUse(SwarmError):
+    """Two agents use one node's key at the same time, such as one in a copy of the other's home."""
+
+    code, http_status, fault = "key_in_use", 409, "node"
+
+
 class TooManyStatements(SwarmError):
     """The owner has signed too many addresses today; `Retry-After` gives the seconds to wait."""
 
@@ -395,6 +401,10 @@ class Overloaded(Unreachable):
     """The coordinator is overloaded; `Retry-After` gives the seconds to wait."""
 
     code, http_status, fault = "overloaded", 503, "coordinator"
+
+    def __init__(self, message: str, *, hint: str = "", breach: Breach = UNSAID, retry_after_s: float = 0.0) -> None:
+        super().__init__(message, hint=hint, breach=breach)
+        self.retry_after_s = retry_after_s
 
 
 class AnswerChanged(SwarmError):

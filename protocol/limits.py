@@ -311,6 +311,10 @@ EXCHANGE_WANTS_MAX = 32
 """Unanswered WANTs on one stream: a few fill any link, the rest may wait for chunks that have not arrived yet. A WANT
 costs the responder a name, and the requester a chunk in memory once it is answered."""
 
+ARRIVING_CHUNKS_MAX_BYTES = 256 * MIB
+"""Chunks of all downloads of a node that arrive or wait for the disk: 64 of the largest. A plan has up to `PEERS_MAX`
+peers, and a node several rounds; a disk that is slower than they are together slows them down."""
+
 EXCHANGE_HAVE_NAMES_MAX = 64
 """Names in one HAVE: a frame of 2 KiB; more names travel in more frames."""
 

@@ -42,6 +42,7 @@ from swarm_node.keys import identity
 from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import NOBODY as NOBODY
 from swarm_node.ledger.log_watch import LogWatch
+from swarm_node.p2p.fetch import ChunkMemory
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.reach import listening
@@ -92,6 +93,7 @@ class NodeHome:
     uploads: UploadCounter
     signals: AsyncIterator[int]
     other_rounds: OtherRounds
+    chunk_memory: ChunkMemory = field(default_factory=ChunkMemory)
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ async def open_member(settings: MemberSettings, node: NodeHome) -> AsyncIterator
             host=host,
             rng=Random(secrets.randbits(64)),
             other_rounds=node.other_rounds,
+            memory=node.chunk_memory,
         )
         updater = Updater(origins, settings.join.round_id, folder / TRUST_FILE)
         policies = PolicyFollower(origins=origins, updater=updater, plans=plans, fetcher=fetcher)

@@ -4,7 +4,8 @@ import asyncio
 
 from aiohttp import web
 
-from coordinator.api.http import body, read_for_stranger, reply, reply_json, require_operator
+from coordinator.api.http import body, reply, reply_json, require_operator
+from coordinator.api.strangers import read_for_stranger
 from coordinator.base.clock import now_ms
 from coordinator.transactions import audits, lottery
 from protocol.errors import NotFound

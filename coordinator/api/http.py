@@ -16,7 +16,6 @@ import hmac
 import json
 import logging
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,14 +27,12 @@ import sqlalchemy as sa
 from aiohttp import ClientConnectionResetError, HttpVersion10, HttpVersion11, web
 from pydantic import BaseModel, ValidationError
 
-from coordinator.api.caller import HERE, place_of
-from coordinator.api.guard import BODIES, BOUNDS, SHARES
+from coordinator.api.guard import BODIES, BOUNDS
 from coordinator.base.clock import now_ms
 from coordinator.base.files import ArrivingFile
 from coordinator.base.urls import host_of_url
 from coordinator.config import Config
 from coordinator.service.round import Round
-from coordinator.store.state import STRANGERS_READS_MAX
 from coordinator.transactions import api_keys, registry
 from protocol import limits
 from protocol.breach import Breach
@@ -65,8 +62,6 @@ ERROR_PAGE: web.AppKey[Callable[[web.Request, NotFound], web.Response]] = web.Ap
 """The function that renders the page for a wrong address outside the API (`/v1/`)."""
 OWN_HOSTS = web.AppKey("own_hosts", frozenset[str])
 """Host names of a round that is not on the internet; absent for one that is."""
-STRANGERS_READS = web.AppKey("strangers_reads", Counter[str])
-"""Reads of strangers that wait, by place."""
 KEY_READS = web.AppKey("key_reads", asyncio.Semaphore)
 """Turns of the requests with API keys that read."""
 KEY_READS_AT_ONCE = 32
@@ -339,22 +334,6 @@ def require_key(request: web.Request) -> str:
     if scheme.lower() != "bearer" or not key.strip():
         raise KeyRefused("The request has no API key.", hint="Send it as `Authorization: Bearer KEY`.")
     return key.strip()
-
-
-async def read_for_stranger(
-    request: web.Request, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
-) -> T:
-    """Call a reading effect for a request that anybody may send; a neighbourhood has a quarter of those that wait."""
-    waiting, where = request.app[STRANGERS_READS], place_of(request)
-    if where != HERE and waiting[where] >= STRANGERS_READS_MAX // SHARES:
-        raise Overloaded("Too many requests from this address wait.", hint="Send the request again in a few seconds.")
-    waiting[where] += 1
-    try:
-        return await request.app[ROUND].database.read_for_stranger(effect, *args, **kwargs)
-    finally:
-        waiting[where] -= 1
-        if not waiting[where]:
-            del waiting[where]
 
 
 async def read_for_key(

@@ -10,7 +10,8 @@
 
 from aiohttp import web
 
-from coordinator.api.http import MSGPACK, ROUND, body, read_for_stranger, reply
+from coordinator.api.http import MSGPACK, ROUND, body, reply
+from coordinator.api.strangers import read_for_stranger
 from coordinator.base.clock import now_ms
 from coordinator.base.urls import host_of_url
 from coordinator.publishing.mirror import IMMUTABLE

@@ -11,6 +11,7 @@ from aiohttp import web
 from coordinator.api.caller import HERE, known_caller, place_of
 from coordinator.api.guard import BOUNDS
 from coordinator.api.http import ROUND, Asked, act, body, commit, effect_of, read_signed_request, reply
+from coordinator.api.strangers import read_for_stranger
 from coordinator.base.clock import now_ms
 from coordinator.reports.explain import explain
 from coordinator.service.idle_nodes import Offer
@@ -81,7 +82,8 @@ async def register(request: web.Request) -> web.Response:
 async def heartbeat(request: web.Request) -> web.Response:
     """Record a node's activity and model version."""
     round_ = request.app[ROUND]
-    await act(request, Heartbeat, _beat, evidence=await round_.policy.blame_evidence())
+    node, session = await act(request, Heartbeat, _beat, evidence=await round_.policy.blame_evidence())
+    round_.sessions.require_only(node, session, now_ms())
     return reply(_hint(request))
 
 
@@ -220,8 +222,8 @@ async def verdicts(request: web.Request) -> web.Response:
     tolerances = await asyncio.to_thread(round_.tolerances)
     terms, measured = round_.config.audit.tolerance, tolerances.model_dump_json().encode()
     node, about = await act(request, Why, _asks_why)
-    explained = await round_.database.read(explain, node, about, tolerance=terms, tolerances=measured, now_ms=now_ms())
-    return reply(explained)
+    read = partial(explain, tolerance=terms, tolerances=measured, now_ms=now_ms())
+    return reply(await read_for_stranger(request, read, node, about))
 
 
 @routes.post("/v1/plan")
@@ -246,15 +248,14 @@ async def fetched(request: web.Request) -> web.Response:
 async def earnings(request: web.Request) -> web.Response:
     """Return the earnings of a node and of its owner's other nodes."""
     node, _ = await act(request, EarningsRequest, _registered)
-    return reply(await request.app[ROUND].database.read(owners.earnings, node, now_ms=now_ms()))
+    return reply(await read_for_stranger(request, owners.earnings, node, now_ms=now_ms()))
 
 
 @routes.post("/v1/payouts")
 async def payout(request: web.Request) -> web.Response:
     """Return the amount that this node's owner gets in a payout batch, with its proof."""
-    round_ = request.app[ROUND]
     node, number = await act(request, PayoutRequest, _asks_for)
-    return reply(await round_.database.read(payouts.prove, node, number, round_.roots))
+    return reply(await read_for_stranger(request, payouts.prove, node, number, request.app[ROUND].roots))
 
 
 @routes.post("/v1/owners")
@@ -326,11 +327,12 @@ def _hint(request: web.Request) -> HeartbeatReply:
 
 def _beat(
     connection: sa.Connection, node: NodeId, message: Heartbeat, *, evidence: blames.BlameEvidence, now_ms: int
-) -> None:
+) -> tuple[NodeId, str]:
     registry.heartbeat(connection, node, message, now_ms=now_ms)
     if message.blames:
         blames.record(connection, node, message.blames, evidence, now_ms=now_ms)
     broadcasts.record_progress(connection, node, message.reached, now_ms=now_ms)
+    return node, message.session
 
 
 def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> tuple[NodeId, int]:

@@ -14,8 +14,9 @@ from importlib import resources
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator.api.http import ROUND, read_for_stranger
+from coordinator.api.http import ROUND
 from coordinator.api.snapshot import SECURITY, Page
+from coordinator.api.strangers import read_for_stranger
 from coordinator.api.watch import WATCH, site_of
 from coordinator.pages import board, entries, feed, front, joining, layout, node, pictures, training, usage, verifying
 from coordinator.pages.board import Wish

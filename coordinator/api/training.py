@@ -19,7 +19,8 @@ from typing import BinaryIO
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator.api.http import ROUND, read_for_stranger, reply
+from coordinator.api.http import ROUND, reply
+from coordinator.api.strangers import read_for_stranger
 from coordinator.service.round import Round
 from coordinator.transactions import commitments
 from protocol import limits

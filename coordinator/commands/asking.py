@@ -119,12 +119,15 @@ def launch_command(config_file: Path, settings: Sequence[str]) -> str:
 
 
 def stopped_line(config: Config, launch: str, since_ms: int) -> str:
-    """Return a line that says since when the round is stopped, and that `launch` continues it or launches it first."""
+    """Return a line that says since when the round is stopped, and what `launch` does with it."""
     from coordinator.reports import programs
+    from coordinator.store.facts import FINISHED, get_fact
 
     if not run_in_store(config, programs.was_launched):
         return f"NOT LAUNCHED YET: start it with `{launch}`."
     when = datetime.fromtimestamp(since_ms / 1000, UTC)
+    if run_in_store(config, lambda store: get_fact(store, FINISHED)):
+        return f"FINISHED, and STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: `{launch}` serves its pages again."
     return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: continue with `{launch}`."
 
 

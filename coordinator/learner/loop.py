@@ -95,6 +95,7 @@ def _log_line(metrics: Mapping[str, float], times_s: Mapping[str, float]) -> str
     scores = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
     words += [f"{name}={value:.3f}" for name, value in scores.items()]
     words += ["skipped"] if metrics.get("learner/skipped") else []
+    words += ["empty"] if metrics.get("learner/empty") else []
     return " ".join([*words, *(f"{name}_s={value:.1f}" for name, value in times_s.items())])
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import AutoConfig
+from transformers.utils.logging import disable_progress_bar
 
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
@@ -38,6 +39,7 @@ SAID_BY_THE_WRITER = {
 
 def prepare(folder: Path, current: Path, target: Path) -> None:
     """Write the folder's weights to `target` as a version of the policy of which `current` is a version."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates only a part of its functions
     write = _write_adapter if (current / adapter.CONFIG).exists() else _write_whole
     with TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
         made = Path(scratch) / "made"

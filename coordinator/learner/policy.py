@@ -7,6 +7,8 @@
 - A step is computed in pieces whose gradients add up to that of the whole. Samples with an advantage of zero are scored
   without a gradient.
 - A step whose gradient is not finite is skipped: one absurd reward must not turn every weight into NaN.
+- A step whose gradient is zero is skipped, too, such as one whose samples the correction dropped: AdamW would move the
+  weights by the gradients of earlier batches, without evidence. A batch of equal rewards has always made no step.
 - After a restore the next update is bit for bit the one that would have followed.
 - If several ranks train the policy (see `ranks`), each computes some of the pieces, holds its shard of all weights, and
   has every log-probability and every metric afterwards. All of them call the same methods in the same order.
@@ -156,7 +158,7 @@ class TrainedPolicy:
             terms = replace(terms, old=self.logprobs(data, entropy))
         before = table = torch.zeros_like(data.mask) if terms.old is None else terms.old.clone()  # log π_old, log π_θ
         rate = self._settings.rate(self.update, self.steps)
-        norms, skipped = list[float](), 0
+        norms, skipped, empty = list[float](), 0, 0
         for part in parts * self._settings.num_iterations:
             self._optimizer.zero_grad()
             logprobs = self._gradient(data, self._of_minibatch(terms, part), part, entropy)
@@ -168,17 +170,20 @@ class TrainedPolicy:
             norms.append(norm)
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = rate
-            if isfinite(norm):  # otherwise every weight would become NaN, also in the next checkpoint
+            if not isfinite(norm):  # every weight would become NaN, also in the next checkpoint
+                skipped += 1
+            elif norm == 0.0:
+                empty += 1
+            else:
                 self.before_change()
                 self._optimizer.step()
-            else:
-                skipped += 1
         self._optimizer.zero_grad()  # a gradient is as large as the weights, and is not needed until the next update
         self.update += 1
         _, metrics = policy_loss(table, terms, self._settings.algorithm, entropy)
         metrics |= {
             "learner/grad_norm": max(filter(isfinite, norms), default=norms[-1]),
             "learner/skipped": float(skipped),
+            "learner/empty": float(empty),
             "learner/learning_rate": rate,
             "entropy": mean(entropy, data.mask),
             "reward/mean": float(data.rewards.mean()),

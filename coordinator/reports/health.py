@@ -31,6 +31,7 @@ UPDATES_LATELY = 32
 IDLE_MAX = 0.1
 
 SKIPPED = "learner/skipped"
+EMPTY = "learner/empty"
 SKIPPED_MAX = 3
 """Single gradients that are not finite are normal; many in a row mean that the weights are lost."""
 
@@ -114,6 +115,7 @@ def figures(
         "learner_outgoing_share_lately": _outgoing_lately(connection),
         "learned": learned.figures(lately),
         "updates_skipped_lately": skipped,
+        "updates_empty_lately": sum(bool(metrics.get(EMPTY, 0)) for metrics in lately),
         "masked_share_lately": masked,
         "verifier": verifier,
         KEPT.name: kept,

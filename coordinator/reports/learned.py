@@ -2,6 +2,7 @@
 
 - A figure is the mean over the last `UPDATES` updates. An alarm needs that many updates with the figure.
 - The time left assumes that updates go on at the pace of the last `PACE_UPDATES`, waiting included.
+  Times that are far longer than usual are pauses, such as a night without nodes, and do not count.
 - A batch in which all samples of each group earn the same has no gradient: no other figure of the round shows it. That
   is not true of an objective that compares the samples of different groups, so it raises no such alarm.
 """
@@ -15,6 +16,10 @@ from coordinator.store.tables import batches
 
 UPDATES = 8
 PACE_UPDATES = 32
+
+USUAL, PAUSE_FACTOR = 0.9, 4.0
+"""A pause is longer than nine in ten times between updates, and four times as long as these: where versions come every
+few updates, one in a few waits long for its batch, which is the pace."""
 
 SIGNAL_MIN = 0.05
 """The least share of groups whose rewards differ: below it, 19 of 20 groups are paid for and teach nothing."""
@@ -47,10 +52,13 @@ def figures(lately: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def update_interval_s(connection: sa.Connection) -> float | None:
-    """Return the mean time from one update to the next; None before it is known."""
+    """Return the mean time from one update to the next, without pauses; None before it is known."""
     lately = sa.select(batches.c.idle_s + batches.c.busy_s).where(batches.c.busy_s > 0).order_by(batches.c.batch.desc())
     times = list(connection.execute(lately.limit(PACE_UPDATES)).scalars())
-    return fmean(times) if times else None
+    if not times:
+        return None
+    usual = sorted(times)[int(USUAL * (len(times) - 1))]
+    return fmean(time for time in times if time <= PAUSE_FACTOR * usual)
 
 
 def alarms(lately: Sequence[Mapping[str, float]], *, compares_groups: bool) -> Iterator[tuple[str, str]]:

@@ -132,7 +132,16 @@ FAMILIES = (
     ),
     MetricFamily("figures_age_seconds", "gauge", "Seconds since the figures of the status were read.", _one("age_s")),
     MetricFamily(
-        "updates_skipped", "gauge", "Updates that made no step, among the last 32.", _one("updates_skipped_lately")
+        "updates_skipped",
+        "gauge",
+        "Updates with a step whose gradient was not finite, among the last 32.",
+        _one("updates_skipped_lately"),
+    ),
+    MetricFamily(
+        "updates_empty",
+        "gauge",
+        "Updates with a step that no sample taught anything, among the last 32.",
+        _one("updates_empty_lately"),
     ),
     MetricFamily(
         "masked_ratio",
@@ -208,7 +217,10 @@ FAMILIES = (
         "figure",
     ),
     MetricFamily(
-        "update_interval_seconds", "gauge", "Time from one update to the next, mean.", _one("update_interval_s")
+        "update_interval_seconds",
+        "gauge",
+        "Time from one update to the next, mean without pauses.",
+        _one("update_interval_s"),
     ),
     MetricFamily("left_seconds", "gauge", "Time left at the pace of the last updates.", _one("left_s")),
     MetricFamily(

@@ -2,7 +2,7 @@
 
 - `coordinator.service.opening` opens the folder, the keys and the books.
 - The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `public/`, `logs/`, `state.db` …
-- Only events that wake waiting requests are in memory; everything that counts is in the store.
+- Only events that wake waiting requests and the sessions of agents are in memory; what counts is in the store.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from coordinator.reports import standby, summary
 from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
+from coordinator.service.agent_sessions import AgentSessions
 from coordinator.service.newest_policy import NewestPolicy
 from coordinator.service.news import RoundNews
 from coordinator.service.offered_versions import OfferedVersions
@@ -80,6 +81,7 @@ class Round:
         self.publisher = self._open_publisher()
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self.plans = Plans()
+        self.sessions = AgentSessions()
         self.policy = NewestPolicy(config, self.task, self.publisher, self.news, self.plans)
         self.up_since_ms = now_ms()
         self.publication = VersionPublication(

@@ -13,8 +13,9 @@
 - The effects of the operator and of timers go first, and are never refused. Those of nodes are refused as `Overloaded`
   once `WAITING_MAX` of them wait: so the queue stays short, and those in it are answered in time.
 - `Database.read` is for effects that only read, and take long: it has a thread of its own, and the writer goes on.
-- `Database.read_for_stranger` has another one, for requests that anybody may send: a crowd of strangers never delays
-  what the round, its nodes and the callers of the endpoint read.
+- `Database.read_for_stranger` has another one, for requests that anybody may send, also with a key of a node, which
+  costs nothing: a crowd of strangers never delays what the round, its nodes' work and the endpoint's callers read.
+  `coordinator.api.strangers` bounds how many of these reads wait.
 - SQLite runs in WAL mode with synchronous=FULL: acknowledged effects survive `kill -9` and a power cut.
 - A store of another schema than this software's is refused (`coordinator.store.schema`).
 - Effects take `now_ms` and random values as arguments; none of them reads a clock.
@@ -147,7 +148,7 @@ class Database:
         self._engine = engine(where)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._reader = _Reader("reader", READS_WAITING_MAX)
-        self._strangers_reader = _Reader("strangers", STRANGERS_READS_MAX)
+        self._strangers_reader = _Reader("strangers", READS_WAITING_MAX)
         self._lock = threading.Lock()
         """The lock of the two queues and of `_is_writing`."""
         self._first: deque[_Call] = deque()

@@ -455,3 +455,5 @@ def _end(connection: sa.Connection, entries: list[Post] | list[Void], now_ms: in
     if set(outcomes) != {EntryOutcome.APPLIED}:
         raise BookBroken(f"A claim in escrow was settled before: {outcomes}.")
     _mark_settled(connection, claims=[entry.claim_id for entry in entries])
+    if void := [entry.claim_id for entry in entries if isinstance(entry, Void)]:
+        queries.refund_void(connection, void)

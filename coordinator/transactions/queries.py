@@ -176,6 +176,21 @@ _answer_of = Prepared(
 )
 
 
+_credits: list[sa.Select[Any]] = [
+    sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.credit_micros, rollouts.c.accepted_ms),
+    sa.select(parts.c.claim_id, rollouts.c.group_no, parts.c.credit_micros, rollouts.c.accepted_ms).where(
+        rollouts.c.claim_id == parts.c.whole
+    ),
+]
+"""The credit of whole answers, and of their parts."""
+_charged = [
+    credits.add_columns(queries.c.api_key, queries.c.reserved_micros).where(
+        queries.c.group_no == rollouts.c.group_no, queries.c.state == "withdrawn"
+    )
+    for credits in _credits
+]
+
+
 @dataclass(frozen=True)
 class Query:
     """A prompt to complete, and what its answer may be."""
@@ -373,6 +388,22 @@ def refund(connection: sa.Connection, group_no: int) -> None:
         cost, prompt_tokens = _cost(connection, group_no), len(row.prompt) // 4
         refunded = KeyUsage(0, -prompt_tokens, -cost.tokens, -cost.credit_micros)
         api_keys.charge(connection, row.api_key, refunded, answered_ms=row.ended_ms)
+
+
+def refund_void(connection: sa.Connection, claim_ids: Sequence[str]) -> None:
+    """Give keys back what they were charged for claims that are void now and answered withdrawn queries.
+
+    A query reserves the cost of its dearest answer, so only several answers together may have cost more than it
+    reserved. Then it has nothing left, and what is certain is refunded: what the claim cost more than all others.
+    """
+    for charged, claim in zip(_charged, (rollouts.c.claim_id, parts.c.claim_id), strict=True):
+        for row in connection.execute(charged.where(claim.in_(claim_ids))).all():
+            own = (each.where(rollouts.c.group_no == row.group_no, IN_NO_BATCH) for each in _credits)
+            of_group = sa.union_all(*own).subquery()
+            total = connection.execute(sa.select(sa.func.sum(of_group.c.credit_micros))).scalar_one()
+            certain = row.credit_micros if row.reserved_micros else 2 * row.credit_micros - int(total)
+            micros = max(certain, 0)
+            api_keys.charge(connection, row.api_key, KeyUsage(0, 0, 0, -micros), answered_ms=row.accepted_ms)
 
 
 def find_old(connection: sa.Connection, ended_before_ms: int, most: int = FORGOTTEN_AT_ONCE) -> tuple[int, ...]:

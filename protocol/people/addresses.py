@@ -25,6 +25,10 @@ PRIVATE_NAMES = (
 CARRIERS_OF_IPV4 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
 """IPv6 networks whose addresses end with the IPv4 address that they lead to: NAT64, and the old compatible form."""
 
+HOME_PREFIX_BITS = 56
+"""The IPv6 network that providers give to a home (RIPE-690): 256 networks of 64 bits, each as cheap as an address. With
+/48, which a few give, 256 homes of the others would count as one, and 65,536 phones, each of which has a /64."""
+
 _LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 
@@ -52,12 +56,12 @@ def ip_of(address: str) -> IP:
 
 
 def neighbourhood(address: str) -> str:
-    """Return the network that costs its user as much as one address: an IPv6 address's /64, else `address` itself."""
+    """Return the network that costs its user as much as one address: an IPv6 address's /56, else `address` itself."""
     try:
         ip = ip_of(address)
     except ValueError:
         return address
-    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, HOME_PREFIX_BITS), strict=False))
 
 
 def is_public_host(host: str) -> bool:

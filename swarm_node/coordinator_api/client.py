@@ -46,7 +46,7 @@ from protocol.work.messages import (
     seal_request,
 )
 from protocol.work.probe import Dial, Dialled, Uploaded
-from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, no_answer, read_at_most
+from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, no_answer, read_at_most, retry_after_s
 
 if TYPE_CHECKING:
     from ledger.payout_proof import PayoutReply
@@ -64,10 +64,6 @@ HELD_S = 30.0
 
 SENT_BYTES_PER_S = 8 * limits.KIB
 """Slowest upload rate that a coordinator accepts."""
-
-RETRY_AFTER_MAX_S = 60.0
-"""Upper limit of Retry-After, so that a proxy's mistake cannot stop a node for a day."""
-
 
 PROXIES = (502, 503, 504)
 """The answers of a proxy whose coordinator does not answer."""
@@ -227,7 +223,7 @@ class Coordinator:
         if response.status_code // 100 == 2:
             return data
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            self._quiet_until = trio.current_time() + _seconds(response.headers.get("Retry-After", ""))
+            self._quiet_until = trio.current_time() + retry_after_s(response)
         raise _named_error(path, response.status_code, data)
 
 
@@ -252,8 +248,3 @@ def offset_s(date: str, answered_s: float) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return named - answered_s
-
-
-def _seconds(retry_after: str) -> float:
-    """Return the pause of Retry-After, bounded; its other form, a date, is ignored: it would need equal clocks."""
-    return min(float(retry_after), RETRY_AFTER_MAX_S) if retry_after.isascii() and retry_after.isdigit() else 0.0

@@ -4,7 +4,8 @@
 - Nothing is decompressed: a small answer cannot expand into a large one.
 - An answer is read up to the signed size, within a time that depends on the size.
 - A name that leads into this machine's own network is refused, unless the coordinator is in that network, too.
-- Every failure is `Unreachable` or `UnknownChunk`; it costs only time.
+- Every failure is `Unreachable` or `UnknownChunk`; it costs only time. A refusal for load is `Overloaded`, which is
+  `Unreachable`, too.
 """
 
 import ssl
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import httpx
 import trio
 
-from protocol.errors import MessageTooLarge, UnknownChunk, Unreachable
+from protocol.errors import MessageTooLarge, Overloaded, UnknownChunk, Unreachable
 from protocol.ids import ChunkId
 from protocol.limits import KIB
 from protocol.policy import chunks
@@ -45,6 +46,14 @@ ABSENT = (403, 404, 410)
 
 UNKNOWN = (*ABSENT, 405, 501)
 """Servers of files answer 405 or 501 to a request that is not for a file."""
+
+BUSY = (429, 503)
+"""Refusals for load: of a coordinator (503), and of a proxy or web server that limits requests (either)."""
+
+LATER = "Try again in a few minutes."
+
+RETRY_AFTER_MAX_S = 60.0
+"""Upper limit of Retry-After, so that a proxy's mistake cannot stop a node for a day."""
 
 
 class Origin:
@@ -92,6 +101,8 @@ class Origin:
         async with self._client.stream(method, url, content=content) as response:
             if response.status_code in (ABSENT if method == "GET" else UNKNOWN):
                 return None
+            if response.status_code in BUSY:
+                raise Overloaded(f"{url} is overloaded.", hint=LATER, retry_after_s=retry_after_s(response))
             if response.status_code != 200:
                 raise Unreachable(f"{url} returned HTTP status {response.status_code} instead of a file.")
             if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -114,6 +125,12 @@ def no_answer(what: str, error: Exception) -> Unreachable:
     return Unreachable(
         f"{what} ({type(error).__name__}: {reason}).", hint="Check the address and this machine's network connection."
     )
+
+
+def retry_after_s(response: httpx.Response) -> float:
+    """Return the pause of Retry-After, bounded; its other form, a date, is ignored: it would need equal clocks."""
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0.0
 
 
 async def read_at_most(response: httpx.Response, max_bytes: int) -> bytes:

@@ -2,6 +2,7 @@
 
 - The reader verifies nothing: callers verify checkpoints, and compare tiles and entries with a signed root.
 - The files have the same names below a coordinator's `/v1` and in a folder.
+- A file that the server refuses for load is requested `BUSY_TRIES` times, each after the time in Retry-After.
 - A partial file may have been replaced by the full one; then the full one is cut.
 """
 
@@ -18,7 +19,7 @@ from ledger.tiles import BUNDLE_MAX_BYTES, TILE_BYTES, TILE_HASHES, Tile, tile_o
 from ledger.tree import HASH_BYTES, HashOf, Subtree
 from ledger.witness import WITNESSES_MAX, Cosigned
 from protocol import limits
-from protocol.errors import NotFound
+from protocol.errors import NotFound, Overloaded
 from swarm_node.base.disk import write_durably
 
 LEADERBOARD_MAX_BYTES = 64 * limits.MIB
@@ -28,6 +29,12 @@ DRAWS_MAX_BYTES = 64 * limits.MIB
 """About 80 bytes per claim; an epoch has 256 claims, or all that came after a round's end."""
 
 COSIGNED_MAX_BYTES = WITNESSES_MAX * NOTE_MAX_BYTES + limits.KIB
+
+BUSY_TRIES = 5
+"""A proof takes several files, and a busy server may refuse each: to begin anew for one of them would add load."""
+
+BUSY_PAUSE_S = 2.0
+"""The shortest pause before a refused file is requested again."""
 
 
 NO_TILES: Mapping[Tile, bytes] = {}
@@ -87,7 +94,7 @@ class LogReader:
         """Return the chain of root documents that are published now."""
         roots = list(known)
         while len(roots) < limits.ROOT_ROTATIONS_MAX:
-            data = await self._files.file(f"metadata/{len(roots) + 1}.root.json", limits.METADATA_MAX_BYTES)
+            data = await self._file(f"metadata/{len(roots) + 1}.root.json", limits.METADATA_MAX_BYTES)
             if data is None:
                 break
             roots.append(data)
@@ -100,7 +107,7 @@ class LogReader:
 
     async def cosigned(self) -> tuple[bytes, ...]:
         """Return the notes that the round's witnesses have signed; empty if the coordinator serves none."""
-        data = await self._files.file("ledger/cosigned", COSIGNED_MAX_BYTES)
+        data = await self._file("ledger/cosigned", COSIGNED_MAX_BYTES)
         return Cosigned.from_bytes(data).notes if data else ()
 
     async def leaderboard(self) -> bytes:
@@ -130,7 +137,7 @@ class LogReader:
         """Return the entries of bundle `number` in a log of `size` entries."""
         bundle = tile_of(Tile.BUNDLE, number, size)
         full = Tile(Tile.BUNDLE, number)
-        data = await self._files.file(f"ledger/tile/{bundle.name}", BUNDLE_MAX_BYTES)
+        data = await self._file(f"ledger/tile/{bundle.name}", BUNDLE_MAX_BYTES)
         if data is not None or bundle == full:
             return tiles.unbundle(data or b"", bundle.width)
         return tiles.unbundle(await self._need(f"ledger/tile/{full.name}", BUNDLE_MAX_BYTES), TILE_HASHES)[
@@ -138,13 +145,21 @@ class LogReader:
         ]
 
     async def _tile(self, tile: Tile) -> bytes:
-        data = await self._files.file(f"ledger/tile/{tile.name}", TILE_BYTES)
+        data = await self._file(f"ledger/tile/{tile.name}", TILE_BYTES)
         if data is None:
             data = await self._need(f"ledger/tile/{Tile(tile.level, tile.number).name}", TILE_BYTES)
         return data[: tile.width * HASH_BYTES]
 
+    async def _file(self, path: str, max_bytes: int) -> bytes | None:
+        for _ in range(BUSY_TRIES - 1):
+            try:
+                return await self._files.file(path, max_bytes)
+            except Overloaded as error:
+                await trio.sleep(max(error.retry_after_s, BUSY_PAUSE_S))
+        return await self._files.file(path, max_bytes)
+
     async def _need(self, path: str, max_bytes: int) -> bytes:
-        data = await self._files.file(path, max_bytes)
+        data = await self._file(path, max_bytes)
         if data is None:
             raise NotFound(f"There is no {path}.")
         return data

@@ -18,7 +18,9 @@
   logged and waited for: they may be late.
 - The watch waits for a coordinator that is unreachable, also if a proxy answers "not found" instead, and for disk
   space. A coordinator that answers without proof is asked `TRIES` times; one that serves checkpoints but withholds the
-  tiles `WITHHELD_TRIES` times. A log shorter than the longest one shown does not reset these counts.
+  tiles `WITHHELD_TRIES` times. One that refuses the tiles for load (503) is asked `REFUSED_TRIES` times, with longer
+  and longer pauses: a crowd of strangers can cause these refusals. A log shorter than the longest one shown does not
+  reset these counts.
 """
 
 import logging
@@ -39,6 +41,7 @@ from protocol.errors import (
     LedgerForked,
     NotFound,
     NotWitnessed,
+    Overloaded,
     ProofInvalid,
     RolledBack,
     SwarmError,
@@ -58,6 +61,12 @@ TRIES = 3
 
 WITHHELD_TRIES = 90
 """30 min: a restart, a cache without files or the worst load is over by then; no fork stays hidden longer."""
+
+REFUSED_TRIES = 150
+"""A day, by the pauses between: nobody floods a coordinator, which divides its reads among all addresses, so long that
+not one check passes; and an operator who only pretends to be busy hides a fork no longer."""
+
+REFUSED_PAUSE_MAX_S = 600.0
 
 SEEN_FILE = "seen.msgpack"
 
@@ -100,7 +109,7 @@ class LogWatch:
         """Witnesses' notes that were proved to be of this log."""
         self._longest = 0
         """Size of the longest log in any checkpoint shown, proved or not."""
-        self._unproved = self._withheld = 0
+        self._unproved = self._withheld = self._refused = 0
         """Failed checks since a checkpoint of that size was proved."""
         self._path = folder / SEEN_FILE
         self._seen = load_seen(folder)
@@ -121,18 +130,18 @@ class LogWatch:
                 raise
             except Overtaken as error:
                 log.info("the ledger check is repeated: %s", error)  # the other program has proved its checkpoint
-            except Unreachable:
-                pass  # the heartbeat logs this
-            except (NotFound, DiskFull, NotWitnessed) as error:
+            except (NotFound, DiskFull, NotWitnessed, Overloaded) as error:
                 if error.code != trouble and (self._seen.checkpoint or isinstance(error, DiskFull)):
                     log.warning("cannot read the ledger code=%s: %s", error.code, error)
                 trouble = error.code
+            except Unreachable:
+                pass  # the heartbeat logs this
             except SwarmError as error:
                 self._unproved += 1
                 log.warning("the ledger cannot be verified code=%s times=%d: %s", error.code, self._unproved, error)
-                if self._unproved >= TRIES or self._withheld >= WITHHELD_TRIES:
+                if self._unproved >= TRIES or self._is_hidden():
                     raise
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(min(LOOK_EVERY_S * 2 ** min(self._refused, 10), REFUSED_PAUSE_MAX_S))
 
     async def refresh(self) -> tuple[bytes, Checkpoint]:
         """Return the newest checkpoint, after proving that it continues the last one seen."""
@@ -142,12 +151,18 @@ class LogWatch:
         try:
             return note, await self._follow(note, cosigned)
         except (NotFound, Unreachable) as error:
-            self._withheld += 1
-            patient = self._withheld < WITHHELD_TRIES
-            raise (NotFound if patient else ProofInvalid)(
+            is_refused = isinstance(error, Overloaded)
+            self._refused += is_refused
+            self._withheld += not is_refused
+            patient = Overloaded if is_refused else NotFound
+            raise (ProofInvalid if self._is_hidden() else patient)(
                 f"A checkpoint is served, but not its proof: {error.message}",
                 hint="If this goes on, ask the operator and others what they see.",
             ) from error
+
+    def _is_hidden(self) -> bool:
+        """Return True if the proof was withheld for so long that it counts as missing."""
+        return self._withheld >= WITHHELD_TRIES or self._refused >= REFUSED_TRIES
 
     async def prove(self, earlier_note: bytes) -> None:
         """Prove that a note of this log is of a beginning of the checkpoint that `refresh` returned last."""
@@ -182,7 +197,7 @@ class LogWatch:
         await trio.to_thread.run_sync(self._keep, SeenLog(roots=roots, checkpoint=note))
         vouched = await self._hear(roots, cosigned, note, later) if self._witnesses.keys else []
         if later.size == self._longest:
-            self._unproved = self._withheld = 0
+            self._unproved = self._withheld = self._refused = 0
         if self._witnesses.keys:
             self._witnesses.require(vouched)
         return later

@@ -34,7 +34,19 @@ from protocol.wire.frames import Reason
 from protocol.work.messages import Blame, FetchPlan, Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
-from swarm_node.p2p.fetch import Began, Broke, ChunkRefused, Deadlines, Delivered, Had, Lied, Outcome, Parted, Upstream
+from swarm_node.p2p.fetch import (
+    Began,
+    Broke,
+    ChunkMemory,
+    ChunkRefused,
+    Deadlines,
+    Delivered,
+    Had,
+    Lied,
+    Outcome,
+    Parted,
+    Upstream,
+)
 from swarm_node.p2p.host import Host
 from swarm_node.picker.picker import Ask, Picker, TakeBack
 from swarm_node.picker.sources import ORIGIN, ChunkSource, PickerRules, PlanPace
@@ -137,6 +149,7 @@ async def fetch_chunks(
     blames: Mapping[str, int] | None = None,
     on_progress: Callable[[DownloadProgress], None] | None = None,
     rules: FetchRules | None = None,
+    memory: ChunkMemory | None = None,
     report: FetchReport | None = None,
 ) -> FetchReport:
     """Fetch every chunk; return once all are verified and stored.
@@ -144,7 +157,17 @@ async def fetch_chunks(
     `order` lists all chunks of the version's manifest, which fixes the stripes; the default is the order of `sizes`.
     `report`, if given, is filled even on failure.
     """
-    download = _Download(sizes, list(order or sizes), host, blobs, arrivals, origin, on_progress, rules or FetchRules())
+    download = _Download(
+        sizes,
+        list(order or sizes),
+        host,
+        blobs,
+        arrivals,
+        origin,
+        on_progress,
+        rules or FetchRules(),
+        memory or ChunkMemory(),
+    )
     download.report = report or download.report
     await download.run(plan, another_plan, rng, blames or {})
     return download.report
@@ -163,6 +186,7 @@ class _Download:
         origin: Origin | None,
         on_progress: Callable[[DownloadProgress], None] | None,
         rules: FetchRules,
+        memory: ChunkMemory,
     ) -> None:
         self._sizes, self._order, self._size_bytes = sizes, order, sum(sizes.values())
         self._plan: FetchPlan
@@ -170,6 +194,7 @@ class _Download:
         self._kinds = {ORIGIN: ORIGIN}
         self._host, self._blobs, self._arrivals, self._origin = host, blobs, arrivals, origin
         self._on_progress, self._rules = on_progress, rules
+        self._memory = memory
         self._upstreams: dict[str, Upstream] = {}
         self._news_in, self._news = trio.open_memory_channel[Outcome | _Replanned](NEWS_MAX)
         self._bytes_done = self._chunks_done = 0
@@ -292,6 +317,7 @@ class _Download:
             self._sizes,
             self._news_in,
             self._rules.deadlines,
+            memory=self._memory,
             patient=self._is_in_reserve(name),
         )
         self._upstreams[name] = upstream
@@ -337,6 +363,13 @@ class _Download:
 
     async def _ask_origin(self, chunk: ChunkId) -> None:
         """Fetch one chunk from the origin, under the same rules as from a peer; a failure affects no other request."""
+        await self._memory.reserve(self._sizes[chunk])
+        try:
+            await self._fetch_from_origin(chunk)
+        finally:
+            self._memory.release(self._sizes[chunk])
+
+    async def _fetch_from_origin(self, chunk: ChunkId) -> None:
         assert self._origin is not None
         news: Outcome
         try:

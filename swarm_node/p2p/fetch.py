@@ -8,7 +8,9 @@
   connection without giving a reason.
 - The first failure ends the upstream, with exactly one final outcome: `UpstreamFailed`, `Lied` or `Broke`. The other
   final outcome is `Parted`: a peer closes a stream that is idle for a while, which is no failure.
-- Reading never waits for the disk: chunks are stored in parallel, at most as many as may be requested.
+- Chunks are stored in parallel. All downloads of a process share the memory for chunks that arrive or wait for the disk
+  (`ChunkMemory`): when it is full, an upstream stops reading, which its peer notices by the window. This wait does not
+  count as the peer's.
 - Chunks that have arrived are verified and stored before the final outcome, for at most `store_s`, whatever ended the
   exchange. So a peer that sends wrong bytes and disconnects has lied. `Lied` outranks any other outcome, and a failure
   of this node outranks one of the peer.
@@ -129,6 +131,26 @@ class _Idle(Exception):
     """The peer closed the stream, because nothing was requested for a while."""
 
 
+class ChunkMemory:
+    """The memory for chunks that arrive, or have arrived and are not stored yet; one for all downloads."""
+
+    def __init__(self, max_bytes: int = limits.ARRIVING_CHUNKS_MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._waiting = trio.lowlevel.ParkingLot()
+        self.held_bytes = 0
+
+    async def reserve(self, size_bytes: int) -> None:
+        """Wait until there is room; a chunk alone always has it."""
+        while self.held_bytes and self.held_bytes + size_bytes > self._max_bytes:
+            await self._waiting.park()
+        self.held_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Return what was reserved."""
+        self.held_bytes -= size_bytes
+        self._waiting.unpark_all()
+
+
 class Upstream:
     """Stream to one peer: `ask` requests a chunk, `take_back` cancels the request, `run` receives chunks."""
 
@@ -141,6 +163,7 @@ class Upstream:
         outcomes: trio.MemorySendChannel[Outcome],
         deadlines: Deadlines,
         *,
+        memory: ChunkMemory | None = None,
         patient: bool = False,
     ) -> None:
         self.peer = peer
@@ -152,6 +175,9 @@ class Upstream:
         self._host, self._blobs, self._sizes = host, blobs, sizes
         self._outcomes, self._deadlines, self._is_patient = outcomes, deadlines, patient
         self._orders_in, self._orders = trio.open_memory_channel[Want | Cancel](2 * limits.EXCHANGE_WANTS_MAX)
+        self._memory = memory or ChunkMemory()
+        self._reserved_bytes = 0
+        """Memory of the chunk that is arriving."""
         self._requester = Requester()
         self._patience = trio.CancelScope()
         self._stores: set[trio.CancelScope] = set()
@@ -241,8 +267,11 @@ class Upstream:
                 await link.send(message, stall_s=self._deadlines.stall_s)
 
     async def _be_answered(self, link: Link, store: Callable[[Chunk], None]) -> None:
-        with self._patience:
-            await self._take_answers(link, store)
+        try:
+            with self._patience:
+                await self._take_answers(link, store)
+        finally:
+            self._memory.release(self._reserved_bytes)
         raise PeerStalled(f"Peer {link.peer} left {self._requester.unanswered} chunks unanswered.")
 
     async def _take_answers(self, link: Link, store: Callable[[Chunk], None]) -> None:
@@ -263,15 +292,35 @@ class Upstream:
                 if isinstance(answer, Reject):
                     await self._report(ChunkRefused(link.peer, answer.chunk, answer.reason))
                 else:
+                    await self._reserve(len(answer.data))
+                    self._reserved_bytes = 0  # `_store` releases it
                     store(answer)
             if link.arriving != arriving:
                 arriving = link.arriving
                 if arriving and self._requester.awaits(arriving):
                     self._be_patient()
                     await self._report(Began(link.peer, arriving))
+                if arriving:
+                    await self._reserve(self._sizes.get(arriving, limits.CHUNK_MAX_BYTES))
+
+    async def _reserve(self, size_bytes: int) -> None:
+        """Reserve the memory of the chunk that is arriving, unless that was done when its first bytes came."""
+        if self._reserved_bytes:
+            return
+        began, deadline = trio.current_time(), self._patience.deadline
+        self._patience.deadline = math.inf
+        await self._memory.reserve(size_bytes)
+        self._reserved_bytes = size_bytes
+        self._patience.deadline = deadline + trio.current_time() - began
 
     async def _store(self, answer: Chunk) -> None:
         """Verify a chunk and write it; after the deadline, a hanging write and its chunk are abandoned."""
+        try:
+            await self._store_reserved(answer)
+        finally:
+            self._memory.release(len(answer.data))
+
+    async def _store_reserved(self, answer: Chunk) -> None:
         with trio.CancelScope(shield=True, deadline=self._stored_by) as scope:
             self._stores.add(scope)
             try:

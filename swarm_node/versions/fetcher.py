@@ -27,6 +27,7 @@ from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.coordinator_api.origins import Origins
 from swarm_node.p2p.download import DownloadProgress, FetchReport, fetch_chunks
+from swarm_node.p2p.fetch import ChunkMemory
 from swarm_node.p2p.host import Host
 from swarm_node.versions import assemble, disk_space
 from swarm_node.versions.assemble import Draft
@@ -91,6 +92,7 @@ class VersionFetcher:
         host: Host,
         rng: Random,
         other_rounds: OtherRounds | None = None,
+        memory: ChunkMemory | None = None,
     ) -> None:
         self.folder = folder
         self._blobs = blobs
@@ -100,6 +102,7 @@ class VersionFetcher:
         self._host = host
         self._rng = rng
         self._other_rounds = other_rounds or OtherRounds(folder / "none")
+        self._memory = memory or ChunkMemory()
         self._wrong_chunks: Counter[str] = Counter()
         """Count of wrong chunks by peer: peers with more are asked later."""
         self._digests: assemble.Digests = {}
@@ -186,6 +189,7 @@ class VersionFetcher:
                 origin=self._origins.fetcher_for(manifest),
                 another_plan=partial(self._plans.renew, manifest.version),
                 blames=self._wrong_chunks,
+                memory=self._memory,
                 report=report,
                 on_progress=self._show_progress,
             )

@@ -4,6 +4,7 @@
   Errors that retries cannot fix end the node: a refusal of its key, owner, price or age.
 - Between two heartbeats, one request stays open until a newer version is published, so that the node learns of it at
   once.
+- While another agent uses this node's key, both log it and show it as their trouble; each heartbeat says so.
 - An agent that ends sends a last heartbeat, so that the operator sees that it left, and when.
 - A sharing node that could not reach the coordinator registers again: it may have another address now, at which others
   must dial it. The same when an address was added or lost, such as the router's.
@@ -21,7 +22,7 @@ from typing import Protocol
 
 import trio
 
-from protocol.errors import KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable
+from protocol.errors import KeyInUse, KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable
 from protocol.work.messages import Heartbeat, HeartbeatReply, Reason, Register, VersionRequest
 from swarm_node.allowance.rules import Decision
 from swarm_node.base.trouble import Trouble
@@ -77,6 +78,9 @@ REGISTER_AGAIN_S = 1.0
 
 LEAVE_S = 2.0
 """Longest wait for the answer to the last heartbeat: the owner waits for the end of the agent."""
+
+SHARED_KEY_S = 10.0
+"""Pause between two heartbeats while another agent uses this node's key."""
 
 WAITING = "waiting for the coordinator"
 
@@ -154,6 +158,9 @@ class Pulse:
                 await self.register()
             except KeyRevoked:
                 raise
+            except KeyInUse as error:
+                pause_s = SHARED_KEY_S
+                self.trouble.record(error, "this node's key is in use elsewhere")
             except SwarmError as error:
                 self._note_cut(error)
                 self.trouble.record(error, WAITING)
@@ -179,23 +186,30 @@ class Pulse:
     async def beat(self, phase: Phase | None = None) -> HeartbeatReply:
         """Send a heartbeat with this phase; None: that of the activity."""
         traffic = self._member.policies.fetcher.traffic
-        blames = tuple(traffic.blames)
-        milestones = self._member.policies.milestones
-        reached = milestones.unreported()
         message = Heartbeat(
             session=self._session,
             version=self._activity.version,
             phase=(phase or self._activity.phase).value,
             tokens_per_s=self._activity.tokens_per_s,
             transfer=traffic.message(self._member.server.bytes_sent),
-            blames=blames,
-            reached=reached,
+            blames=tuple(traffic.blames),
+            reached=self._member.policies.milestones.unreported(),
         )
-        reply = await self._coordinator.heartbeat(message)
-        traffic.blames = [blame for blame in traffic.blames if blame not in blames]
-        milestones.acknowledge(reached, newest_version=reply.newest_version)
+        try:
+            reply = await self._coordinator.heartbeat(message)
+        except KeyInUse:  # what the heartbeat says counts
+            self._acknowledge(message)
+            raise
         self._apply(reply)
+        self._acknowledge(message)
         return reply
+
+    def _acknowledge(self, message: Heartbeat) -> None:
+        """Record that the coordinator received a heartbeat."""
+        policies = self._member.policies
+        traffic = policies.fetcher.traffic
+        traffic.blames = [blame for blame in traffic.blames if blame not in message.blames]
+        policies.milestones.acknowledge(message.reached, newest_version=self._newest)
 
     @property
     def _should_register_again(self) -> bool:
@@ -208,7 +222,8 @@ class Pulse:
         self._was_cut_off |= isinstance(error, Unreachable)
 
     def _answered(self) -> None:
-        self.trouble.clear("the coordinator answers again")
+        is_alone = isinstance(self.trouble.error, KeyInUse)
+        self.trouble.clear("no other agent uses this node's key now" if is_alone else "the coordinator answers again")
 
     def _apply(self, reply: HeartbeatReply) -> None:
         self._newest = reply.newest_version

@@ -22,6 +22,14 @@ def test_a_dry_run_says_everything_and_changes_nothing(machine: Machine) -> None
     assert list(machine.home.iterdir()) == []
 
 
+def test_a_dry_run_shows_the_service_file_that_it_would_write(machine: Machine) -> None:
+    join = "http://127.0.0.1:8700#" + "ab" * 32
+    dry = machine.run("--dry-run", "--service", join)
+    assert dry.returncode == 0, dry.stderr
+    assert f"  ExecStart={machine.home}/bin/swarm-node join {join}" in dry.stdout
+    assert list(machine.home.iterdir()) == []
+
+
 def run_bare(machine: Machine, script: Path, *options: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a script without a folder of wheels."""
     command = machine.bare_command("--engine", "none", *options, script=script)
@@ -269,6 +277,20 @@ def test_cards_that_cuda_13_or_vllm_no_longer_support_get_torch_and_the_oldest_a
     assert ("refuses bfloat16" in run.stdout) is (capability == "7.5")
     refused = machine.run("--engine", "vllm", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
     assert ("older than Turing" in refused.stderr) is (capability in ("6.1", "7.0"))
+
+
+def test_a_card_that_no_build_of_torch_supports_gets_the_build_for_the_cpu(machine: Machine) -> None:
+    """The build for CUDA 12.6 has code from Maxwell on: on Kepler, the first step of the engine would fail."""
+    machine.put("uname", X86)
+    machine.put(
+        "nvidia-smi", 'case "$*" in *memory*) echo 24576 ;; *compute_cap*) echo 3.7 ;; *) echo Tesla K80 ;; esac'
+    )
+    run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert run.returncode == 0, run.stderr
+    assert "Engine:   torch (no build of torch supports Tesla K80 any more, so the CPU is used" in run.stdout
+    assert "CUDA 12.6" not in run.stdout
+    refused = machine.run("--engine", "vllm", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert "vLLM does not support Tesla K80" in refused.stderr
 
 
 MISMATCH = """echo 'Failed to initialize NVML: Driver/library version mismatch'

@@ -19,7 +19,7 @@ from protocol.work.messages import FetchPlan, Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.download import AnotherPlan, DownloadProgress, FetchReport, FetchRules, Origin, fetch_chunks
-from swarm_node.p2p.fetch import Deadlines
+from swarm_node.p2p.fetch import ChunkMemory, Deadlines
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer
@@ -128,6 +128,7 @@ async def fetch(
     on_progress: Callable[[DownloadProgress], None] | None = None,
     arrivals: Arrivals | None = None,
     rules: FetchRules = QUICK,
+    memory: ChunkMemory | None = None,
 ) -> FetchReport:
     """Fetch all of a version that is not yet in the store."""
     with trio.fail_after(PATIENT_SECONDS):
@@ -142,6 +143,7 @@ async def fetch(
             another_plan=another_plan,
             on_progress=on_progress,
             rules=rules,
+            memory=memory,
         )
 
 

@@ -27,6 +27,7 @@ ONE_PER_SUBJECT = ("coordinator/api/", "swarm_node/commands/")
 FRAGMENTS = {
     "coordinator/environments/games/episodes.py": "problems and a class, as each module with an environment has them",
     "coordinator/environments/games/poker_tables.py": "numbers that a solver has made",
+    "coordinator/service/agent_sessions.py": "a machine of its own, with time as an argument",
     "coordinator/tasks/group_play.py": "one turn of a group, without the service that asks for it",
     "coordinator/endpoint/sample_stream.py": "one sample that grows, pure, apart from the requests that read it",
     "coordinator/environments/verifiers_harness.py": "a program of verifiers, which imports it by name",
@@ -87,6 +88,7 @@ LARGE_CLASSES = {
     "swarm_node/p2p/yamux_machine.py:YamuxMachine": "a state machine: every attribute is a part of its state",
     "swarm_node/picker/picker.py:Picker": "a state machine over chunks and sources, which keeps indexes of both",
     "swarm_node/picker/sources.py:SourceState": "what the picker knows of one source, updated by each of its answers",
+    "swarm_node/versions/fetcher.py:VersionFetcher": "the parts of a download, each an object itself",
 }
 """`path:class` → why it has more attributes, or parameters of its constructor, than others."""
 

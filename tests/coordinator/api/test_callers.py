@@ -172,7 +172,7 @@ def cut(addresses: list[str], per_address: int, connections: int = 10_000) -> li
 
 
 def test_all_addresses_of_one_ipv6_network_share_its_connections() -> None:
-    network, elsewhere = [f"2001:db8::{number}" for number in range(1, 5)], "2001:db8:0:1::1"
+    network, elsewhere = [f"2001:db8::{number}" for number in range(1, 5)], "2001:db8:0:100::1"
     assert cut([*network, elsewhere], 3) == network[3:]
     assert cut(["192.0.2.1", "::ffff:192.0.2.1", "192.0.2.2", "::1", "::1"], 1) == ["::ffff:192.0.2.1"]
 
@@ -241,7 +241,7 @@ async def test_listeners_of_one_ipv6_network_share_and_the_largest_makes_room(tm
         assert here.has_room("192.0.2.1")
         await tasks[-1]
         assert ended == ["2001:db8::3"]
-        assert here.listeners == {"2001:db8::/64": 2}
+        assert here.listeners == {"2001:db8::/56": 2}
 
 
 @pytest.mark.asyncio

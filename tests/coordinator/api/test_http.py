@@ -116,6 +116,16 @@ class TestTheWholeWay:
         plan = await served.call(key, "/v1/plan", PlanRequest(version=1), FetchPlan)
         assert [peer.peer_id for peer in plan.peers] == [other.node_id]
 
+    async def test_two_agents_with_one_key_are_both_told_so_and_both_count_as_alive(self, served: Served) -> None:
+        key = await served.join(1)
+        other = BEAT.model_copy(update={"session": "1" * 16, "tokens_per_s": 7.0})
+        for beat in (BEAT, other):
+            await served.call(key, "/v1/heartbeat", beat, HeartbeatReply)
+        for beat in (BEAT, other):
+            await refused(await served.post("/v1/heartbeat", served.sealed(key, "/v1/heartbeat", beat)), "key_in_use")
+        (line,) = (await (await served.client.get("/v1/leaderboard")).json())["nodes"]
+        assert line["tokens_per_s"] == 7.0, "a heartbeat counts, whatever its answer is"
+
     async def test_a_revoked_key_is_refused_whatever_it_says_of_leases(self, served: Served) -> None:
         await served.publish()
         key, owner = await served.join(), NodeKey(bytes([7]) * 32)

@@ -13,10 +13,14 @@ import sqlalchemy as sa
 from aiohttp import ClientSession, TCPConnector
 
 from coordinator.api.guard import SHARES, Bounds, Runner
-from coordinator.api.http import RETRY_AFTER_S, STRANGERS_READS
+from coordinator.api.http import RETRY_AFTER_S
+from coordinator.api.strangers import STRANGERS_READS
 from coordinator.store.state import READS_WAITING_MAX, STRANGERS_READS_MAX, WAITING_MAX
-from protocol.people.owner import Earnings, EarningsRequest
+from ledger.payout_proof import PayoutRequest
+from protocol.people.owner import EarningsRequest
 from protocol.wire import canonical
+from protocol.wire.message import Message
+from protocol.work.auditing import Why
 from protocol.work.messages import HeartbeatReply, VersionRequest
 from tests.coordinator.served import Served, serve
 
@@ -98,7 +102,7 @@ async def strangers_waiting_are(served: Served, number: int) -> None:
     runner = served.client.server.runner
     assert runner is not None
     assert isinstance(runner, Runner)
-    while runner.app[STRANGERS_READS].total() != number:  # noqa: ASYNC110  # nobody else needs to be told of it
+    while runner.app[STRANGERS_READS].size != number:  # noqa: ASYNC110  # nobody else needs to be told of it
         await asyncio.sleep(0.01)
 
 
@@ -121,11 +125,51 @@ async def strangers_wait(served: Served, path: str, crowd: int) -> AsyncIterator
 async def test_a_crowd_of_strangers_that_reads_delays_no_node_and_not_the_round(served: Served, path: str) -> None:
     """Rewards, publications and answers to queries are read, too: what strangers ask for must not be before them."""
     key = await served.join()
-    async with asyncio.timeout(60), strangers_wait(served, path, STRANGERS_READS_MAX - 1):
+    async with asyncio.timeout(60), strangers_wait(served, path, STRANGERS_READS_MAX):
         refused = await served.client.get("/entries")
         assert (refused.status, "Retry-After" in refused.headers) == (503, True)
-        await served.call(key, "/v1/earnings", EarningsRequest(), Earnings)
+        await served.call(key, NEWS, QUESTION, HeartbeatReply)
         await served.round.database.read(nothing)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("/v1/earnings", EarningsRequest()), ("/v1/payouts", PayoutRequest(batch=1)), ("/v1/verdicts", Why())],
+)
+async def test_what_a_free_key_may_read_is_read_among_strangers(served: Served, path: str, message: Message) -> None:
+    """Keys cost nothing: a crowd of them, too, delays neither nodes' work nor the round's own reads."""
+    key, free = await served.join(), threading.Event()
+    async with asyncio.timeout(60):
+        held = asyncio.create_task(served.round.database.read_for_stranger(lambda _connection: free.wait(60)))
+        asked = asyncio.create_task(served.post(path, served.sealed(key, path, message)))
+        await strangers_waiting_are(served, 1)
+        await served.round.database.read(nothing)
+        free.set()
+        await held
+        assert (await asked).status == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there 127.0.0.2 is an address of this machine unasked")
+async def test_a_crowd_at_a_few_addresses_locks_out_no_other_address(tmp_path: Path) -> None:
+    """A node's look at the log takes the place of the crowd's newest request, and is answered."""
+    async with serve(tmp_path, bounds=Bounds(proxies=())) as served, asyncio.timeout(60), AsyncExitStack() as stack:
+        await served.publish()
+        free, asked = threading.Event(), []
+        held = asyncio.create_task(served.round.database.read_for_stranger(lambda _connection: free.wait(60)))
+        for number in range(2, 2 + SHARES):
+            line = TCPConnector(local_addr=(f"127.0.0.{number}", 0))
+            crowd = await stack.enter_async_context(ClientSession(connector=line))
+            for _ in range(STRANGERS_READS_MAX // SHARES):
+                asked.append(asyncio.create_task(crowd.get(served.client.make_url("/entries"))))
+            await strangers_waiting_are(served, len(asked))
+        node = asyncio.create_task(served.client.get("/entries"))
+        done, _ = await asyncio.wait((*asked, node), return_when=asyncio.FIRST_COMPLETED)
+        assert node not in done
+        assert [(await one).status for one in done] == [503]
+        free.set()
+        assert (await node).status == 200
+        assert sorted([(await one).status for one in asked])[-2:] == [200, 503]
+        await held
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there 127.0.0.2 is an address of this machine unasked")

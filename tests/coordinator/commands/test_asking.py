@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from coordinator.cli import app
 from coordinator.commands import asking
 from coordinator.config import load
 from coordinator.service.opening import LOCK, led_until_ms, only_coordinator, touch
+from coordinator.store.facts import FINISHED, set_fact
+from coordinator.store.state import Database
 from protocol.errors import ConfigInvalid, NotAuthorised, NotFound, SwarmError, Unreachable
 from tests.coordinator.served import SETTINGS, serve
 from tests.processes.programs import free_address
@@ -55,6 +58,16 @@ def test_status_says_that_it_is_stopped_since_when_and_how_it_goes_on(stopped: P
     assert any("0 of 1 node alive" in line for line in rest)
     assert any("version 1 of update 0" in line for line in rest)
     assert not any(line.startswith("learner ") for line in rest)
+
+
+def test_the_status_of_a_finished_round_does_not_say_that_it_goes_on(stopped: Path) -> None:
+    with closing(Database(stopped.with_name("round") / "state.db")) as database:
+        database.run_now(set_fact, FINISHED, True)
+        said = say("status", str(stopped))
+        database.run_now(set_fact, FINISHED, False)
+    assert said.startswith("state      FINISHED, and STOPPED since 2023-11-14 22:13:20 UTC: ")
+    assert "serves its pages" in " ".join(said.split())
+    assert "continue with" not in said
 
 
 @pytest.mark.parametrize("command", [("status",), ("nodes", "list"), ("policy", "list")], ids=" ".join)

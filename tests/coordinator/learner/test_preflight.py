@@ -173,6 +173,19 @@ def test_no_round_is_launched_on_a_card_that_torch_cannot_use(tmp_path: Path) ->
     require_cards(parse({"audit": {"device": "cuda:1"}}), learner=True, auditor=False)
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a card may have room")
+@pytest.mark.parametrize(("command", "section"), [("learner", "learner"), ("auditor", "audit")])
+def test_a_program_that_starts_alone_on_a_card_that_torch_cannot_use_says_so(
+    tmp_path: Path, command: str, section: str
+) -> None:
+    (tmp_path / "round.toml").write_text(f'[round]\ndirectory = "{tmp_path / "round"}"\n')
+    words = [command, str(tmp_path / "round.toml"), "--set", f"{section}.device=cuda"]
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, ConfigInvalid), refused.output
+    assert re.match(rf"{section}\.device is cuda: .*(NVIDIA|CUDA)", refused.exception.message)
+
+
 @pytest.mark.parametrize(("shape", "way"), MEASURED)
 def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, start: Starts, tmp_path: Path) -> None:
     settings = WAYS[way]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
+from transformers.utils.logging import enable_progress_bar
 
 from coordinator.learner import offering
 from coordinator.learner.policy import TrainedPolicy
@@ -125,6 +126,18 @@ def test_a_folder_of_others_becomes_a_version_with_its_own_canary(policy_folder:
     said = json.loads((tmp_path / "made" / canary.FILE_NAME).read_text())
     assert said == json.loads((other / canary.FILE_NAME).read_text())
     assert {path.name for path in tmp_path.iterdir()} == {"current", "other", "made"}
+
+
+def test_a_folder_is_prepared_without_a_progress_bar_of_transformers(
+    policy_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command prints JSON with --json, and one line otherwise."""
+    current = published(TrainedPolicy(policy_folder, SETTINGS), tmp_path / "current")
+    other = make_tiny_policy(tmp_path / "other", seed=2)
+    enable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates only a part of its functions
+    capfd.readouterr()
+    offering.prepare(other, current, tmp_path / "made")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_weights_in_several_files_are_one_policy(policy_folder: Path, tmp_path: Path) -> None:

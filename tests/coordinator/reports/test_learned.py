@@ -92,6 +92,26 @@ def test_a_round_that_was_finished_early_has_no_time_left(world: World) -> None:
     assert (status["update_interval_s"], status["left_s"]) == (120.0, None)
 
 
+def test_the_status_counts_the_updates_that_had_no_gradient(world: World) -> None:
+    status = updates(world, 3, TEACHES | {"learner/empty": 1.0})
+    assert status["updates_empty_lately"] == 3
+    assert any("3 of the last 32 updates had a step without a gradient" in line for line in overview._learning(status))
+
+
+def test_a_night_without_nodes_does_not_change_the_pace(world: World) -> None:
+    updates(world, learned.UPDATES, TEACHES)
+    night = sa.update(batches).where(batches.c.batch == 3).values(idle_s=8 * 3600.0)
+    world.run(lambda connection: connection.execute(night))
+    assert world.run(learned.update_interval_s) == 120.0
+
+
+def test_a_long_wait_once_a_version_is_part_of_the_pace(world: World) -> None:
+    updates(world, learned.UPDATES, TEACHES)
+    every_fourth = sa.update(batches).where(batches.c.batch % 4 == 0).values(idle_s=3900.0)
+    world.run(lambda connection: connection.execute(every_fourth))
+    assert world.run(learned.update_interval_s) == (3 * 120.0 + 4000.0) / 4
+
+
 @pytest.mark.parametrize(("share", "alarms"), [(0.5, False), (0.51, True)])
 def test_answers_that_are_cut_raise_the_alarm(world: World, share: float, alarms: bool) -> None:
     status = updates(world, learned.UPDATES, TEACHES | {"length/truncated": share})

@@ -9,6 +9,7 @@ from protocol.people.addresses import is_public_host, neighbourhood
     ("one", "other"),
     [
         ("2001:db8::1", "2001:db8::ffff:0:1:2"),
+        ("2001:db8::1", "2001:db8:0:ff::1"),  # a home has many networks
         ("fe80::1%eth0", "fe80::2%eth0"),
         ("192.0.2.7", "::ffff:192.0.2.7"),  # as a socket for both families has it
     ],
@@ -20,7 +21,7 @@ def test_one_place(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("2001:db8::1", "2001:db8:0:1::1"),
+        ("2001:db8::1", "2001:db8:0:100::1"),
         ("192.0.2.7", "192.0.2.8"),
         ("::ffff:192.0.2.7", "::ffff:192.0.2.8"),
         ("", "192.0.2.7"),  # the caller was gone before anybody asked

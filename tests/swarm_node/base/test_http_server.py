@@ -10,7 +10,7 @@ def test_slow_clients_of_one_network_leave_room_for_others() -> None:
     with ExitStack() as slow:
         stayed = [slow.enter_context(room.entered(f"2001:db8::{number:x}")) for number in range(CONNECTIONS_MAX)]
         assert stayed == [True] * ADDRESS_CONNECTIONS_MAX + [False] * (CONNECTIONS_MAX - ADDRESS_CONNECTIONS_MAX)
-        with room.entered("2001:db8:0:1::1") as other, room.entered("::ffff:192.0.2.1") as mapped:
+        with room.entered("2001:db8:0:100::1") as other, room.entered("::ffff:192.0.2.1") as mapped:
             assert other
             assert mapped
     with room.entered("2001:db8::1") as again:

@@ -45,8 +45,8 @@ def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
         ("192.0.2.7", "192.0.2.7"),
         ("::ffff:192.0.2.7", "192.0.2.7"),
         ("::ffff:192.0.2.8%eth0", "192.0.2.8"),
-        ("2001:db8::1", "2001:db8::/64"),
-        ("2001:db8::1:2:3:4%eth0", "2001:db8::/64"),
+        ("2001:db8::1", "2001:db8::/56"),
+        ("2001:db8::1:2:3:4%eth0", "2001:db8::/56"),
     ],
 )
 def test_an_ipv4_caller_is_no_neighbour_of_all_others_where_both_families_share_a_socket(

@@ -21,7 +21,8 @@ from protocol.work.messages import (
     Verdict,
     VersionRequest,
 )
-from swarm_node.coordinator_api.client import RETRY_AFTER_MAX_S, TIMEOUT, Coordinator, offset_s
+from swarm_node.coordinator_api.client import TIMEOUT, Coordinator, offset_s
+from swarm_node.coordinator_api.origin import RETRY_AFTER_MAX_S
 from tests.swarm_node.web import Handler, Web, web
 
 LEASES, NEWS = "/v1/leases", "/v1/versions"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.errors import ChunkMismatch, MessageTooLarge, SwarmError, UnknownChunk, Unreachable
+from protocol.errors import ChunkMismatch, MessageTooLarge, Overloaded, SwarmError, UnknownChunk, Unreachable
 from protocol.policy.chunks import chunk_id
 from protocol.policy.origin import OriginList, chunk_path
 from protocol.wire.message import Message
@@ -72,6 +72,15 @@ async def test_origin_of_bad_manners_is_an_error_by_name(manner: Manner, error: 
     async with origin(manner) as (here, _):
         with pytest.raises(error):
             await here.chunk(NAME, len(CHUNK))
+
+
+@pytest.mark.parametrize(("said", "pause_s"), [("7", 7.0), ("86400", 60.0), ("soon", 0.0)])
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_refusal_for_load_has_its_own_name_and_its_pause(status: int, said: str, pause_s: float) -> None:
+    async with origin(lambda request: request.answer(status, b"busy", Retry_After=said)) as (here, _):
+        with pytest.raises(Overloaded) as caught:
+            await here.file("ledger/tile/0/000", 100)
+        assert caught.value.retry_after_s == pause_s
 
 
 async def test_endless_data_costs_no_memory() -> None:

@@ -21,13 +21,14 @@ from protocol.errors import (
     CheckpointInvalid,
     LedgerForked,
     NotFound,
+    Overloaded,
     ProofInvalid,
     RolledBack,
     SwarmError,
     Unreachable,
 )
-from swarm_node.ledger.log_reader import LogReader
-from swarm_node.ledger.log_watch import TRIES, WITHHELD_TRIES, LogWatch, Overtaken
+from swarm_node.ledger.log_reader import BUSY_TRIES, LogReader
+from swarm_node.ledger.log_watch import REFUSED_TRIES, TRIES, WITHHELD_TRIES, LogWatch, Overtaken
 from tests.ledger.values import deposit
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
 
@@ -238,14 +239,18 @@ class TestPatience:
             self.run(watcher, log, lambda _number: None)
         assert caught.group_contains(ProofInvalid)
 
-    @pytest.mark.parametrize("tile", [None, Unreachable("HTTP 503")], ids=["not found", "busy"])
+    @pytest.mark.parametrize(
+        ("tile", "looks"),
+        [(None, WITHHELD_TRIES), (Unreachable("HTTP 502"), WITHHELD_TRIES), (Overloaded("HTTP 503"), REFUSED_TRIES)],
+        ids=["not found", "unreachable", "busy"],
+    )
     def test_fork_hidden_by_withholding_tiles_ends_the_node_in_the_end(
-        self, watcher: Watcher, log: Log, tile: SwarmError | None
+        self, watcher: Watcher, log: Log, tile: SwarmError | None, looks: int
     ) -> None:
         rewritten = Log(log.metadata, [deposit(10**9, "wire-2"), *LIFE[1:]], MORE)
         rewritten.lies["ledger/tile/0/000"] = tile
         with pytest.raises(BaseExceptionGroup) as caught:
-            self.run(watcher, rewritten, lambda _number: None, WITHHELD_TRIES + 1)
+            self.run(watcher, rewritten, lambda _number: None, looks + 1)
         assert caught.group_contains(ProofInvalid)
 
     def test_showing_the_old_checkpoint_in_between_buys_a_hidden_fork_no_time(self, watcher: Watcher, log: Log) -> None:
@@ -274,6 +279,42 @@ class TestPatience:
 
         self.run(watcher, log, hiccup, 2 * WITHHELD_TRIES + 1)
         assert len([one for one in caplog.records if "not its proof" in one.getMessage()]) == 2
+
+    def test_crowd_that_floods_the_coordinators_reads_for_a_night_ends_nobody(
+        self, watcher: Watcher, log: Log, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        log.add(MORE)
+        times: list[float] = []
+
+        def flood(number: int) -> None:
+            times.append(trio.current_time())
+            log.lies = {"ledger/tile/0/000": Overloaded("HTTP 503", retry_after_s=8)} if number < 100 else {}
+
+        self.run(watcher, log, flood, 102)
+        assert times[100] - times[0] > 12 * 3600
+        assert times[101] - times[100] < 60, "after a proof, the pauses are short again"
+        assert len([one for one in caplog.records if "not its proof" in one.getMessage()]) == 1
+        assert watcher.sees(log) == len(LIFE) + len(MORE)
+
+    def test_tile_that_a_busy_server_refuses_is_requested_again_after_its_pause(
+        self, watcher: Watcher, log: Log
+    ) -> None:
+        """A proof takes several files: a server that refuses most requests would never be proved as a whole."""
+        log.add(MORE)
+        refusals: dict[str, int] = {}
+
+        class Busy:
+            async def file(self, path: str, max_bytes: int) -> bytes | None:
+                refusals[path] = refusals.get(path, 0) + 1
+                if refusals[path] < BUSY_TRIES:
+                    raise Overloaded("HTTP 503", retry_after_s=7)
+                return await log.file(path, max_bytes)
+
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(LogWatch(LogReader(Busy()), log.round_id, watcher.folder).refresh, clock=clock)
+        assert set(refusals.values()) == {BUSY_TRIES}
+        assert "ledger/tile/0/000" in refusals
+        assert watcher.sees(log) == len(LIFE) + len(MORE)
 
     def test_why_that_is_asked_again_and_again_ends_no_agent(self, watcher: Watcher, log: Log) -> None:
         """The command keeps a newer checkpoint while each of the agent's looks is under way."""

@@ -160,7 +160,7 @@ def has_ipv6() -> bool:
     return False
 
 
-@pytest.mark.parametrize(("ip", "neighbourhood"), [("127.0.0.1", "127.0.0.1"), ("::1", "::/64")])
+@pytest.mark.parametrize(("ip", "neighbourhood"), [("127.0.0.1", "127.0.0.1"), ("::1", "::/56")])
 @pytest.mark.trio
 async def test_a_link_knows_where_its_peer_is(ip: str, neighbourhood: str) -> None:
     """Stock libp2p does not know it of IPv6; so the bounds of one address would be those of all."""

@@ -10,6 +10,7 @@ from trio.testing import MockClock
 from protocol import limits
 from protocol.errors import (
     DiskFull,
+    KeyInUse,
     KeyRevoked,
     NotInvited,
     Overloaded,
@@ -184,3 +185,28 @@ async def test_an_agent_that_is_stopped_says_so_in_its_last_heartbeat(autojump_c
         await pulse.leave()
     assert line.phases == ["left"]
     assert trio.current_time() - began == (LEAVE_S if hangs else 0)
+
+
+@pytest.mark.trio
+async def test_an_agent_whose_key_another_agent_uses_shows_it_until_the_other_stops(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Divided(Line):
+        is_divided = True
+
+        async def heartbeat(self, message: Heartbeat) -> HeartbeatReply:
+            if self.is_divided:
+                raise KeyInUse("Another agent uses this node's key.")
+            return await super().heartbeat(message)
+
+    line, activity = Divided("nothing"), SimpleNamespace(version=0, phase=Phase.IDLE, tokens_per_s=0.0)
+    pulse = Pulse(line.member, cast(Any, activity))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pulse.run)
+        await trio.sleep(35)
+        assert isinstance(pulse.trouble.error, KeyInUse)
+        line.is_divided = False
+        await trio.sleep(15)
+        assert pulse.trouble.error is None
+        nursery.cancel_scope.cancel()
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1

@@ -51,8 +51,11 @@ print(*min(map(torch.cuda.mem_get_info, range(int(sys.argv[1]))), key=lambda rea
 FULLEST_S = 120.0
 
 QUANTIZED = "fp8_per_channel"
-"""vLLM's name for what `--dtype fp8` does to the published weights while they are loaded: matrices of layers in e4m3 with a
-scale for each output, activations with a scale for each token. Embeddings and output layer stay in bf16."""
+"""vLLM's name for what `--dtype fp8` does to the published weights while they are loaded.
+
+Matrices of layers are in e4m3 with a scale for each output, activations with a scale for each token; embeddings and
+output layer stay in bf16.
+"""
 
 CANARY = "canary"
 

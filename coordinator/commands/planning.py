@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from coordinator.config import Config
     from coordinator.learner.memory_plan import Cards
+    from coordinator.reports.audit_plan import AuditLoad
+    from coordinator.reports.estimated_plan import Wanted
     from coordinator.rules.hardware import DecoderShape
     from coordinator.sim.scenario import Scenario, SimulatedPool
 
@@ -137,10 +139,10 @@ def plan(
 
     With `--live` no figures are needed: the times of updates, broadcasts and nodes come from the running round.
 
-    With `--gpu` it prints only the memory that the learner needs on these GPUs, computed from the model's config.json.
+    With `--gpu` it prints only the memory that learner and auditor need on these GPUs, from the model's config.json.
 
     With `--learner` and `--nodes CARD:COUNT` it needs neither a file nor measurements: it estimates the times from the
-    names of model, task and cards, and prints each with its range and source.
+    names of model, task and cards, and prints each with its range and source, and whether the auditor keeps up.
     """
     from coordinator.config import load
     from coordinator.reports import planning
@@ -208,7 +210,7 @@ def _plan_by_names(
     """Print a plan from the names of model, task and cards; exit with code 2 if the learner does not fit."""
     from coordinator.config import load
     from coordinator.learner import memory_plan
-    from coordinator.reports import estimated_plan
+    from coordinator.reports import audit_plan, estimated_plan
     from coordinator.rules import hardware
 
     model, task, learner, nodes = names
@@ -245,12 +247,32 @@ def _plan_by_names(
         gamma=gamma,
     )
     figures = estimated_plan.report(wanted, config)
+    audits = audit_plan.report(config, _audit_load(config, wanted, figures))
     if as_json:
-        typer.echo(json.dumps({**figures, "learner": fits}, indent=2))
+        typer.echo(json.dumps({**figures, "learner": fits, "audits": audits}, indent=2))
     else:
-        typer.echo(estimated_plan.text(figures, fits, config.round.unit))
-    if not fits["fits"]:
+        about = [memory_plan.auditor_line(fits["auditor"], learners.name), *audit_plan.lines(audits)]
+        typer.echo(estimated_plan.text(figures, fits, config.round.unit, about))
+    if not (fits["fits"] and fits["auditor"]["fits"]):
         raise typer.Exit(2)
+
+
+def _audit_load(config: "Config", wanted: "Wanted", figures: dict[str, Any]) -> "AuditLoad":
+    """Return what an auditor has to replay; a card of its own is taken to be of the learner's kind."""
+    from coordinator.audit.auditor import threads_of
+    from coordinator.reports.audit_plan import AuditLoad
+    from coordinator.reports.estimated_plan import Range
+
+    completions = figures["task"]["completion_tokens"]
+    return AuditLoad(
+        shape=wanted.shape,
+        card=wanted.learner_card,
+        threads=threads_of(config),
+        nodes=wanted.nodes,
+        prompt_tokens=wanted.prompt_tokens,
+        completion_tokens=(completions["low"], completions["middle"], completions["high"]),
+        delivered=Range(**figures["delivered_tokens_per_s"]),
+    )
 
 
 def _shape_and_folder(model: str) -> "tuple[DecoderShape, AbstractContextManager[str]]":
@@ -276,7 +298,7 @@ def _made_folder(shape: "DecoderShape") -> Iterator[str]:
 def _plan_memory(
     config_file: Path | None, settings: list[str], gpu: str, model: str, prompt_tokens: int, *, as_json: bool
 ) -> None:
-    """Print the learner's memory on the GPUs; exit with code 2 if it does not fit."""
+    """Print the memory of learner and auditor on the GPUs; exit with code 2 if one of them does not fit."""
     from coordinator.config import load
     from coordinator.learner import memory_plan, start
 
@@ -290,7 +312,7 @@ def _plan_memory(
     except start.HubUnreachable as error:
         figures = _memory_by_name(config, cards, prompt_tokens, error)
     typer.echo(json.dumps(figures, indent=2) if as_json else memory_plan.text(figures))
-    if not figures["plan"]["fits"]:
+    if not (figures["plan"]["fits"] and figures["auditor"]["fits"]):
         raise typer.Exit(2)
 
 

@@ -24,6 +24,7 @@ from transformers import AutoConfig
 
 from coordinator.config import Config
 from coordinator.learner import start
+from coordinator.learner.auditor_memory import PROCESS_BYTES, AuditorNeed, auditor_need
 from coordinator.learner.optimizer import COPIES_BYTES
 from coordinator.learner.settings import TrainSettings, train_settings
 from coordinator.learner.simulated import MEASURED_LAYERS, SimulatedPolicy
@@ -34,11 +35,8 @@ from protocol.errors import ConfigInvalid
 PROMPT_TOKENS = 512
 """The assumed length of each prompt. Its effect is small: `micro_batch_tokens` bounds prompts and completions."""
 
-PROCESS_BYTES = {"cpu": 700 * 2**20, "cuda": 3 * 2**30}
-"""Memory of a process with torch and transformers, without any tensor; CUDA's libraries take more."""
-
 WIDEST = 4
-"""Bytes of a float32 number: the type of auditors' weights, and of all that the learner trains."""
+"""Bytes of a float32 number: the type of all that the learner trains."""
 
 CHECKPOINTS_AT_ONCE = 2
 """The last checkpoint, and the next while it is written."""
@@ -66,14 +64,18 @@ class LargestBatch:
     def from_config(config: Config, prompt: int = PROMPT_TOKENS) -> "LargestBatch":
         return LargestBatch(config.learner.groups_per_update, config.sampling.samples_per_group, prompt)
 
-    def fullest_piece(self, settings: TrainSettings) -> Tensors:
-        """Return a piece with the most samples of the greatest length that it may have.
+    def at_most(self, groups: int) -> "LargestBatch":
+        """Return a batch of so many groups, of the same size each."""
+        return replace(self, groups=groups)
+
+    def fullest_piece(self, tokens_max: int, length: int) -> Tensors:
+        """Return a piece of at most `tokens_max` tokens with the most samples of `length`; 0: no bound.
 
         Prompts differ in length by one, so that masks have a row for each sample. Masks are real tensors in a
         simulation, so without a bound for a piece all prompts have the same length and masks have one row.
         """
-        uneven = 1 if settings.micro_batch_tokens else 0
-        length, room = settings.max_completion_length, settings.micro_batch_tokens or self.tokens(settings)
+        uneven = 1 if tokens_max else 0
+        room = tokens_max or self.groups * (self.prompt + self.samples * length)
         owners: list[int] = []
         for group in range(self.groups):
             for number in range(self.samples):
@@ -112,8 +114,6 @@ class Footprint:
     """Bytes by phase, on each card."""
     host_bytes: int
     """Bytes of the machine's memory that all ranks need; on the CPU, they compute in it."""
-    auditor_bytes: int
-    """Bytes of the machine's memory that an auditor needs."""
     disk_bytes: int
 
     @property
@@ -137,6 +137,7 @@ class Simulations:
         self.dtype: torch.dtype = model.dtype or torch.float32
         self._model = model
         self._policies: dict[Any, SimulatedPolicy] = {}
+        self._auditors: dict[str, AuditorNeed] = {}
         self._activations: dict[Any, tuple[int, int]] = {}
 
     def policy(self, settings: TrainSettings) -> SimulatedPolicy:
@@ -146,11 +147,20 @@ class Simulations:
             self._policies[key] = SimulatedPolicy(self._model, settings)
         return self._policies[key]
 
+    def auditor(self, config: Config, prompt: int = PROMPT_TOKENS, device: str = "") -> AuditorNeed:
+        """Return the bytes that the round's auditor needs on its device, or on another `device`."""
+        place = device or config.audit.device
+        if place not in self._auditors:
+            batch = LargestBatch.from_config(config, prompt)
+            self._auditors[place] = auditor_need(config, self._model, batch, device=place)
+        return self._auditors[place]
+
     def activations(self, settings: TrainSettings, batch: LargestBatch) -> tuple[int, int]:
         """Return the bytes of activations of a piece, and those of one layer among them."""
         key = (replace(settings, optimizer_dtype="float32", optimizer_offload=False), batch)
         if key not in self._activations:
-            self._activations[key] = _activations(self.policy(settings), settings, batch.fullest_piece(settings))
+            piece = batch.fullest_piece(settings.micro_batch_tokens, settings.max_completion_length)
+            self._activations[key] = _activations(self.policy(settings), settings, piece)
         return self._activations[key]
 
 
@@ -255,7 +265,6 @@ class Estimate:
             host_bytes=ranks * PROCESS_BYTES[device.partition(":")[0]]
             + (moments if offloads else 0)
             + self._host(ranks, device, phases),
-            auditor_bytes=PROCESS_BYTES["cpu"] + self.parameters * WIDEST,
             disk_bytes=self._disk(versions, checkpoints),
         )
 

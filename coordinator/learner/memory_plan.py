@@ -86,7 +86,19 @@ def parse(written: str) -> Cards:
 
 
 if TYPE_CHECKING:
+    from coordinator.learner.auditor_memory import AuditorNeed
     from coordinator.learner.memory import Estimate, Footprint
+
+
+def auditors_card(config: Config, count: int) -> str:
+    """Return the auditor's card if it is not one of the learner's `count` cards; empty if it is, or on the CPU."""
+    device, learner = config.audit.device, config.learner.device
+    if device == "cpu":
+        return ""
+    number = int(device.partition(":")[2] or 0)
+    first = int(learner.partition(":")[2] or 0) if count == 1 else 0
+    return "" if learner != "cpu" and first <= number < first + count else device
+
 
 LORA_RANK = 32
 """The rank of the adapters that are shown if the file trains all weights."""
@@ -123,6 +135,7 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
 
     checkpoints = memory.kept_checkpoints(config)
     plan = estimate().footprint(cards.count, device=device, versions=versions, checkpoints=checkpoints)
+    auditor = _auditor(config, simulations.auditor(config, prompt), cards, plan.peak_bytes)
     return {
         "model": config.model.path,
         "card": {
@@ -133,6 +146,7 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
         },
         "settings": {name: getattr(config.learner, name) for name in SHOWN},
         "plan": _figures(plan, cards),
+        "auditor": auditor,
         "ways": [
             {**way, **_figures(footprint, cards)} for way, footprint in _ways(estimate, cards.count, rank, device)
         ],
@@ -147,8 +161,10 @@ def plan_only(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
     simulations = memory.Simulations(memory.described(config))
     estimate = memory.estimate(config, simulations, prompt=prompt, device=device)
     versions, checkpoints = memory.kept_versions(config), memory.kept_checkpoints(config)
-    plan = _figures(estimate.footprint(cards.count, device=device, versions=versions, checkpoints=checkpoints), cards)
+    footprint = estimate.footprint(cards.count, device=device, versions=versions, checkpoints=checkpoints)
+    plan = _figures(footprint, cards)
     return {
+        "auditor": _auditor(config, simulations.auditor(config, prompt), cards, footprint.peak_bytes),
         "card": cards.name,
         "count": cards.count,
         "usable_gib": _gib(cards.usable_bytes),
@@ -166,10 +182,46 @@ def _figures(footprint: "Footprint", cards: Cards) -> dict[str, Any]:
         "phases_gib": {name: _gib(size) for name, size in footprint.phases.items()},
         "peak_gib": _gib(footprint.peak_bytes),
         "host_gib": _gib(footprint.host_bytes),
-        "auditor_gib": _gib(footprint.auditor_bytes),
         "disk_gib": _gib(footprint.disk_bytes),
         "fits": footprint.peak_bytes <= cards.usable_bytes,
     }
+
+
+def _auditor(config: Config, need: "AuditorNeed", cards: Cards, learner_bytes: int) -> dict[str, Any]:
+    """Return what the auditor needs, and whether it fits: beside the learner, if it is on one of these cards.
+
+    A card of its own is taken to be of the same kind.
+    """
+    other = auditors_card(config.model_copy(update={"learner": _on_cards(config)}), cards.count)
+    shares = need.on_card and not other
+    beside = learner_bytes + RESERVED_BYTES if shares else 0
+    return {
+        "device": need.device,
+        "dtype": need.dtype,
+        "phases_gib": {name: _gib(size) for name, size in need.phases.items()},
+        "peak_gib": _gib(need.peak_bytes),
+        "host_gib": _gib(need.host_bytes),
+        "shares_card": shares,
+        "fits": not need.on_card or need.peak_bytes + beside <= cards.usable_bytes,
+    }
+
+
+def _on_cards(config: Config) -> Any:
+    """Return the learner's section as it is planned: on these cards."""
+    return config.learner.model_copy(update={"device": "cuda"}) if config.learner.device == "cpu" else config.learner
+
+
+def auditor_line(auditor: dict[str, Any], card: str) -> str:
+    """Return where the auditor computes, what it needs, and the next step if it does not fit."""
+    said = f"auditor in {auditor['dtype']} on {auditor['device']}"
+    if auditor["device"] == "cpu":
+        return f"{said}: {auditor['host_gib']:.1f} GiB of the host's memory"
+    where = "beside the learner" if auditor["shares_card"] else f"on a {card} of its own"
+    said += f", {where}: {auditor['peak_gib']:.1f} GiB of the card, {auditor['host_gib']:.1f} GiB of the host's memory"
+    if not auditor["fits"]:
+        return f'{said}. IT DOES NOT FIT: set audit.device = "cpu", or name a card that the learner does not use'
+    slows = "; a card that the learner uses, too, slows both: audit.device names another" * auditor["shares_card"]
+    return f"{said}{slows}"
 
 
 def _ways(
@@ -203,8 +255,9 @@ def text(found: dict[str, Any]) -> str:
         *(f"{name:<22} {size:>16.1f}" for name, size in plan["phases_gib"].items()),
         "",
         f"{'memory of the host':<22} {plan['host_gib']:>16.1f}",
-        f"{'auditor on the host':<22} {plan['auditor_gib']:>16.1f}",
         f"{'disk':<22} {plan['disk_gib']:>16.1f}",
+        "",
+        f"{auditor_line(found['auditor'], card['name'])}.",
         "",
     ]
     counts = sorted({way["cards"] for way in found["ways"]})
@@ -215,6 +268,8 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"{_way(row[0]):<40} {''.join(cells)}".rstrip())
     worst = max(plan["phases_gib"], key=plan["phases_gib"].get)
     verdict = "It fits" if plan["fits"] else f"It does not fit: {worst} needs {plan['peak_gib']:.1f} GiB"
+    if plan["fits"] and not found["auditor"]["fits"]:
+        verdict = "The learner fits, and the auditor does not"
     return "\n".join([*lines, "", f"{verdict}. An exclamation mark marks more than a card has."])
 
 

@@ -1,9 +1,10 @@
-"""Check that the learner fits into this machine, which `launch` makes before it creates a key or downloads anything.
+"""Check that learner and auditor fit into this machine, which `launch` makes before it creates or downloads anything.
 
 - The cards of learner and auditor are checked at every launch: a card may be gone since the last one.
 - A separate process makes the check: the coordinator runs without torch, and a process that queries a card takes some
   of its memory. If that process fails, the round is launched: a round is never refused by a guess.
 - A refusal names the phase, the memory that it needs, the free memory, and settings under which the learner fits.
+- An auditor on a card of the learner counts there; on another card, it must fit on that one.
 - Free memory counts, not installed memory: other programs keep theirs.
 """
 
@@ -16,16 +17,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.base.files import nearest_folder
 from coordinator.config import Config
 from coordinator.learner import start
-from coordinator.learner.memory_plan import GIB, Cards
+from coordinator.learner.memory_plan import GIB, RESERVED_BYTES, Cards, auditors_card
 from protocol.errors import ConfigInvalid
 from protocol.start import quick_imports
 
 if TYPE_CHECKING:
+    from coordinator.learner.auditor_memory import AuditorNeed
     from coordinator.learner.memory import Footprint
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,16 @@ def _check(config: Config, *names: str) -> str:
     return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
 
 
+class Lack(NamedTuple):
+    """A part of a round that does not fit."""
+
+    who: str
+    """The learner, or the auditor if it alone does not fit."""
+    what: str
+    needed: int
+    free: int
+
+
 @dataclass(frozen=True)
 class FreeBytes:
     """The free bytes of a machine."""
@@ -96,25 +108,35 @@ class FreeBytes:
     """Bytes on each card; None if the learner computes on the CPU."""
     auditor: bool = True
     """True if an auditor is started on this machine, too."""
+    auditor_card: int | None = None
+    """Bytes on the auditor's card, if the learner uses another one."""
 
     def holds(self, size: int, ranks: int) -> bool:
         """Return True if each of `ranks` ranks has room for `size` bytes."""
         return size <= self.card if self.card is not None else ranks * size <= self.memory
 
-    def lack(self, needed: "Footprint") -> tuple[str, int, int] | None:
-        """Return the first part that does not fit, the bytes that it needs and those that are free."""
-        phase = needed.worst
-        memory = needed.host_bytes + (needed.auditor_bytes if self.auditor else 0)
+    def lack(self, needed: "Footprint", auditor: "AuditorNeed | None" = None) -> Lack | None:
+        """Return the first part that does not fit, with the `auditor` if one is started."""
+        phase, on_card = needed.worst, auditor is not None and auditor.on_card
+        shares = on_card and self.auditor_card is None and self.card is not None
+        beside = auditor.peak_bytes + RESERVED_BYTES if auditor and shares else 0
+        named = f", with the auditor beside it on {auditor.device}," if auditor and shares else ""
+        learner, own = "learner", needed.peak_bytes + beside
+        memory = needed.host_bytes + (auditor.host_bytes if auditor else 0)
         wanted = [
-            (f"{phase} on each card", needed.peak_bytes, needed.peak_bytes if self.card is None else self.card),
-            (f"{phase if self.card is None else 'load'} in the memory of this machine", memory, self.memory),
-            ("the round's data on the disk", needed.disk_bytes, self.disk),
+            Lack(learner, f"{phase} on each card{named}", own, own if self.card is None else self.card),
+            Lack(
+                learner, f"{phase if self.card is None else 'load'} in the memory of this machine", memory, self.memory
+            ),
+            Lack(learner, "the round's data on the disk", needed.disk_bytes, self.disk),
         ]
-        return next((want for want in wanted if want[1] > want[2]), None)
+        if auditor and on_card and self.auditor_card is not None:
+            wanted.append(Lack("auditor", f"{auditor.worst} in {auditor.place}", auditor.peak_bytes, self.auditor_card))
+        return next((want for want in wanted if want.needed > want.free), None)
 
 
 def refusal(config: Config, room: FreeBytes, *, replay: bool = False) -> ConfigInvalid | None:
-    """Return the error of a learner that does not fit; None if it fits."""
+    """Return the error of a learner, or of the auditor beside it, that does not fit; None if both fit."""
     with quick_imports():
         from coordinator.learner import memory
 
@@ -125,9 +147,11 @@ def refusal(config: Config, room: FreeBytes, *, replay: bool = False) -> ConfigI
 
     estimates: dict[str, memory.Estimate] = {}
 
-    def lack(ranks: int, **changes: Any) -> tuple[str, int, int] | None:
+    auditor = simulations.auditor(config) if room.auditor else None
+
+    def lack(ranks: int, *, beside: "AuditorNeed | None" = auditor, **changes: Any) -> Lack | None:
         needed = estimated(**changes).footprint(ranks, device=device, versions=versions, checkpoints=checkpoints)
-        return room.lack(needed)
+        return room.lack(needed, beside)
 
     def estimated(**changes: Any) -> memory.Estimate:
         key = json.dumps(changes)
@@ -140,14 +164,16 @@ def refusal(config: Config, room: FreeBytes, *, replay: bool = False) -> ConfigI
 
     if not (missing := lack(ranks)):
         return None
-    what, needed, there = missing
     helpful = [
         ", ".join(f"learner.{name}={json.dumps(value)}" for name, value in change.items())
-        for change in _changes(config)
+        for change in (_changes(config) if missing.who == "learner" else ())
         if fits(**change)
     ]
+    if auditor and auditor.on_card and not lack(ranks, beside=simulations.auditor(config, device="cpu")):
+        helpful = ['audit.device="cpu"', *helpful]
     return ConfigInvalid(
-        f"The learner does not fit: {what} needs {needed / GIB:.1f} GiB, and {there / GIB:.1f} GiB are free.",
+        f"The {missing.who} does not fit: {missing.what} needs {missing.needed / GIB:.1f} GiB, and "
+        f"{missing.free / GIB:.1f} GiB are free.",
         hint=f"Each of these alone fits: {'; '.join(helpful)}."
         if helpful
         else "None of the settings tried fits. `swarm-coordinator plan --gpu NAME:COUNT` shows if other cards fit.",
@@ -174,7 +200,15 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
 def this_machine(config: Config, *, auditor: bool) -> FreeBytes:
     """Return the free bytes of this machine."""
     disk = shutil.disk_usage(nearest_folder(config.round.directory)).free
-    return FreeBytes(_free_memory(), disk, _free_on_cards(config.learner.device, config.learner.processes), auditor)
+    device, ranks = config.learner.device, config.learner.processes
+    own = auditors_card(config, ranks) if auditor else ""
+    return FreeBytes(
+        _free_memory(),
+        disk,
+        _free_on_cards("learner", device, ranks),
+        auditor,
+        _free_on_cards("audit", own) if own else None,
+    )
 
 
 def _free_memory() -> int:
@@ -187,13 +221,13 @@ def _free_memory() -> int:
     return free
 
 
-def _free_on_cards(device: str, ranks: int) -> int | None:
-    """Return the bytes for tensors on the fullest card of the ranks; None on the CPU."""
+def _free_on_cards(section: str, device: str, ranks: int = 1) -> int | None:
+    """Return the bytes for tensors on the fullest card of a section's ranks; None on the CPU."""
     if device == "cpu":
         return None
     import torch
 
-    chosen = _usable_cards("learner", device, ranks)
+    chosen = _usable_cards(section, device, ranks)
     free = min(torch.cuda.mem_get_info(number)[0] for number in chosen)
     return Cards(device, free, ranks).usable_bytes
 

@@ -67,37 +67,40 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self._live -= count
 
 
-class SimulatedPolicy:
-    """A model of fake tensors in the layout of `TrainedPolicy`."""
+class SimulatedModel:
+    """A model of fake tensors, whose layers can be cut to a few."""
 
-    def __init__(self, described: Any, settings: TrainSettings) -> None:
-        """Lay out the model and the adapters of `settings`; the other settings have no effect."""
+    def __init__(self, described: Any, *, narrow: bool) -> None:
+        """Lay out the model in float32; with `narrow`, its matrices keep the type in which they are published."""
         self._published: torch.dtype = described.dtype or torch.float32
         plain, config = class_of(copy.deepcopy(described), "The configuration")
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with self._fake:
             with no_init_weights():  # which draws numbers, and ties weights
                 self.model: Any = plain._from_config(config, dtype=torch.float32)
             self.model.tie_weights()
-            if settings.lora_rank:
+            if narrow:
                 keep_as_published(self.model, self._published)
-            self.adapters = (
-                Adapters(self.model, settings.lora_rank, settings.lora_alpha, settings.lora_targets or TARGETS)
-                if settings.lora_rank
-                else None
-            )
         self.layers: Any = self.model.get_decoder().layers
         self.parameters = int(self.model.num_parameters())
         self.weights_bytes: int = sum(weight.nbytes for weight in self.model.parameters())
-        self.trained_bytes: int = sum(weight.nbytes for weight in self.trained)
         self.layer_bytes: list[int] = [sum(weight.nbytes for weight in layer.parameters()) for layer in self.layers]
         self.model.eval()
         self._text = self.model.config.get_text_config()
         self.is_uniform = self._layers_are_alike()
         self._all_layers = self.layers
+
+    @cached_property
+    def self_check(self) -> int:
+        """Return the peak of a comparison of packing with each sample alone; it chooses packing if that works."""
         if self.is_uniform:
             self.cut(MEASURED_LAYERS[1])
-        self.self_check = self._choose_attention()
-        """The peak of a comparison of packing with each sample alone."""
+        return self._choose_attention()
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """Return the weights that an optimizer changes: none, unless the model is a learner's."""
+        return []
 
     def _choose_attention(self) -> int:
         """Choose packing if the model supports it; return the peak of the test."""
@@ -111,11 +114,6 @@ class SimulatedPolicy:
             pass
         self.model.set_attn_implementation(usual)
         return self._compared()
-
-    @property
-    def trained(self) -> list[torch.Tensor]:
-        """Return the weights that the optimizer changes."""
-        return list((self.adapters or self.model).parameters())
 
     def _layers_are_alike(self) -> bool:
         """Return True if all layers are alike, so that some layers are enough to measure."""
@@ -143,6 +141,39 @@ class SimulatedPolicy:
 
         return self._peak(work)
 
+    def _said(self, data: Tensors, products: Products) -> tuple[torch.Tensor, torch.Tensor]:
+        return completion_logprobs(self.model, data, torch.arange(len(data.mask)), products)
+
+    def _peak(self, work: Callable[[], object], *, on_card: bool = False) -> int:
+        """Return the peak of `work`, in bytes above those of weights, adapters and gradients."""
+        held = [*self.model.parameters(), *self.model.buffers(), *self.trained]
+        held += [weight.grad for weight in self.trained if weight.grad is not None]
+        live = LiveBytes(held)
+        with imitating_card() if on_card else nullcontext(), live:
+            work()
+        return live.peak
+
+
+class SimulatedPolicy(SimulatedModel):
+    """A model of fake tensors in the layout of `TrainedPolicy`."""
+
+    def __init__(self, described: Any, settings: TrainSettings) -> None:
+        """Lay out the model and the adapters of `settings`; the other settings have no effect."""
+        super().__init__(described, narrow=bool(settings.lora_rank))
+        with self._fake:
+            self.adapters = (
+                Adapters(self.model, settings.lora_rank, settings.lora_alpha, settings.lora_targets or TARGETS)
+                if settings.lora_rank
+                else None
+            )
+        self.trained_bytes: int = sum(weight.nbytes for weight in self.trained)
+        self.self_check  # noqa: B018  # chooses the attention with which all else is measured
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """Return the weights that the optimizer changes."""
+        return list((self.adapters or self.model).parameters())
+
     def learned(self, data: Tensors, settings: TrainSettings) -> int:
         """Return the peak of computing a piece forward and backward, beside the gradients of an earlier one."""
         if settings.gradient_checkpointing:
@@ -157,8 +188,7 @@ class SimulatedPolicy:
             loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
         try:
-            with nullcontext() if settings.device == "cpu" else imitating_card():
-                return self._peak(work)
+            return self._peak(work, on_card=settings.device != "cpu")
         finally:
             # Layers are computed twice in training mode only, which requests a gradient of the embeddings.
             self.model.eval()
@@ -193,15 +223,3 @@ class SimulatedPolicy:
                     scores(self.model, tokens, dtype)
 
         return self._peak(work)
-
-    def _said(self, data: Tensors, products: Products) -> tuple[torch.Tensor, torch.Tensor]:
-        return completion_logprobs(self.model, data, torch.arange(len(data.mask)), products)
-
-    def _peak(self, work: Callable[[], object]) -> int:
-        """Return the peak of `work`, in bytes above those of weights, adapters and gradients."""
-        held = [*self.model.parameters(), *self.model.buffers(), *self.trained]
-        held += [weight.grad for weight in self.trained if weight.grad is not None]
-        live = LiveBytes(held)
-        with live:
-            work()
-        return live.peak

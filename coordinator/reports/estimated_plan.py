@@ -8,6 +8,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,6 +140,9 @@ def report(wanted: Wanted, config: Config) -> dict[str, Any]:
         "whole_version_s": _transfer(wanted, wanted.shape.size_bytes, BOUND_FACTOR[1]),
         "nodes_needed": _needed(needed, middle),
         "steps_per_hour": _spread(steps, middle).to_json(),
+        "delivered_tokens_per_s": _spread(
+            _delivered(config, completions, [path.step_s for path in paths]), middle
+        ).to_json(),
         "idle": _spread([max(0.0, path.idle) for path in paths], middle).to_json(),
         "cost_per_hour": wanted.learner_price + wanted.nodes * wanted.node_price,
         "cost_per_step": _spread([path.cost_per_update for path in paths], middle).to_json(),
@@ -184,6 +188,14 @@ def _cases(wanted: Wanted, config: Config, completions: Range) -> tuple[list[int
             )
         )
     return sorted(set(memory)), cases
+
+
+def _delivered(config: Config, completions: Range, steps_s: list[float]) -> list[float]:
+    """Return the tokens of completions per second of each case; `_cases` varies the length last."""
+    samples = config.learner.groups_per_update * config.sampling.samples_per_group
+    each = len(steps_s) // len(completions.ends())
+    lengths = [length for length in completions.ends() for _ in range(each)]
+    return [samples * length / step_s for length, step_s in zip(lengths, steps_s, strict=True)]
 
 
 def _ends(ends: tuple[float, float]) -> tuple[float, ...]:
@@ -259,8 +271,8 @@ def _needed(needed: list[int | None], middle: int) -> dict[str, Any]:
     }
 
 
-def text(found: dict[str, Any], memory: dict[str, Any], unit: str) -> str:
-    """Return the report and the learner's memory as text."""
+def text(found: dict[str, Any], memory: dict[str, Any], unit: str, auditor: Sequence[str] = ()) -> str:
+    """Return the report, the learner's memory and lines about the auditor as text."""
     model, task, size, node = found["model"], found["task"], found["round"], found["node"]
     cards = f"{memory['card']}:{memory['count']}"
     verdict = "it fits" if memory["fits"] else f"IT DOES NOT FIT: `plan --gpu {cards}` compares ways that need less"
@@ -268,7 +280,7 @@ def text(found: dict[str, Any], memory: dict[str, Any], unit: str) -> str:
     lines = [
         f"{model['name']}: {model['parameters'] / 1e9:.2f} billion parameters, {model['bytes'] / 1e9:.1f} GB in bf16",
         f"{task['name']}: prompts of {task['prompt_tokens']} tokens, completions of "
-        f"{_figures(task['completion_tokens'])} tokens",
+        f"{figures(task['completion_tokens'])} tokens",
         f"an update: {size['groups_per_update']} groups of {size['samples_per_group']} samples; S = "
         f"{size['staleness']}, a version every {kappa} updates",
         "",
@@ -279,13 +291,14 @@ def text(found: dict[str, Any], memory: dict[str, Any], unit: str) -> str:
         "",
         f"learner on {memory['count']} x {memory['card']}: {verdict} ({memory['peak_gib']:.1f} of "
         f"{memory['usable_gib']:.1f} GiB; simulated by this program)",
+        *auditor,
         f"nodes needed for S = {size['staleness']}: {_nodes(found['nodes_needed'])}",
-        f"with {counted(node['count'], 'node')}: {_figures(found['steps_per_hour'])} steps per hour; the learner waits "
+        f"with {counted(node['count'], 'node')}: {figures(found['steps_per_hour'])} steps per hour; the learner waits "
         f"{found['idle']['middle']:.0%} ({found['idle']['low']:.0%} to {found['idle']['high']:.0%})",
     ]
     if found["cost_per_hour"]:
         lines.append(
-            f"cost: {found['cost_per_hour']:,.2f} {unit} per hour, {_figures(found['cost_per_step'])} {unit} per step"
+            f"cost: {found['cost_per_hour']:,.2f} {unit} per hour, {figures(found['cost_per_step'])} {unit} per step"
         )
     else:
         lines.append("For the cost, give --node-price and --learner-price (per hour).")
@@ -304,10 +317,11 @@ def text(found: dict[str, Any], memory: dict[str, Any], unit: str) -> str:
 
 
 def _line(name: str, value: dict[str, Any], unit: str) -> str:
-    return f"  {name:<22} {_figures(value):>24} {unit}"
+    return f"  {name:<22} {figures(value):>24} {unit}"
 
 
-def _figures(value: dict[str, Any]) -> str:
+def figures(value: dict[str, Any]) -> str:
+    """Return a range as text: its middle, and its ends in brackets."""
     if value["low"] == value["high"]:
         return f"{value['middle']:,.4g}"
     return f"{_short(value['middle'])} ({_short(value['low'])} to {_short(value['high'])})"

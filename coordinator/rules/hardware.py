@@ -19,6 +19,13 @@ TRAIN_EFFICIENCY = (0.15, 0.40)
 SAMPLE_EFFICIENCY = (0.35, 0.70)
 """The share of the roofline that an engine with paged attention reaches; ours in torch is slower."""
 
+REPLAY_EFFICIENCY = (0.35, 0.70)
+"""The share of a card's arithmetic in float32 that a replay reaches: assumed, nothing was measured on a card."""
+
+THREAD_GFLOPS = (30.0, 70.0)
+"""Billions of operations per second of a replay on each processor thread. The high end was measured (bench/RESULTS.md,
+what audits cost: SmolLM2-135M, AVX-512, one and two threads); the low end is assumed for older processors."""
+
 KV_SHARE = 0.90
 """The share of a card's memory that an engine uses."""
 
@@ -146,6 +153,15 @@ SPEEDS = {
 """Dense TFLOP/s of matrix products, and GB/s of memory."""
 
 
+FLOAT32_TFLOPS = {
+    "h200": 67, "h100": 67, "h100-94": 60, "h20": 44, "b200": 75, "a100": 19.5, "a100-80": 19.5, "a100-40": 19.5,
+    "a6000": 38.7, "a40": 37.4, "a10": 31.2, "l40s": 91.6, "l40": 90.5, "l4": 30.3, "t4": 8.1, "v100": 15.7,
+    "5090": 104.8, "5080": 56.3, "4090": 82.6, "4080": 48.7, "3090": 35.6, "rtx6000ada": 91.1, "rtxpro6000": 125,
+    "mi250": 22.6, "mi300x": 163.4, "mi325x": 163.4,
+}  # fmt: skip
+"""TFLOP/s in full float32, without tensor cores: auditors compute so."""
+
+
 def find_shape(name: str) -> DecoderShape:
     """Return the shape of a model of the table; raise an error that lists them."""
     wanted = name.lower().removeprefix("hf://")
@@ -169,6 +185,13 @@ def train_flops(shape: DecoderShape, tokens: float, length: float, passes: float
     """Return the operations of training on `tokens`, in samples of `length`; `passes` counts forward passes."""
     attention = 2 * shape.layers * shape.heads * shape.head_dim * length
     return 2 * passes * tokens * (shape.products + attention / 2)
+
+
+def replay_flops(shape: DecoderShape, prompt: float, completion: float, samples: int) -> float:
+    """Return the operations of one replay of a group: its prompt once, and each sample after it."""
+    attention = 4 * shape.layers * shape.heads * shape.head_dim
+    read = prompt * prompt / 2 + samples * completion * (prompt + completion / 2)
+    return 2 * shape.products * (prompt + samples * completion) + attention * read
 
 
 def sequences_at_once(shape: DecoderShape, memory_bytes: float, length: float) -> int:

@@ -1,6 +1,7 @@
 """Finding a round: the list of what directories have, the check of each round's log, and the choice of one."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,11 @@ from protocol.errors import NotFound, ProofInvalid, SwarmError, Unreachable, Unt
 from protocol.policy.manifest import open_manifest
 from protocol.text.plain import size_text
 from protocol.wire.signing import NodeKey
+from swarm_node.allowance import settings
 from swarm_node.base.clock import now_ms
+from swarm_node.commands import preview
 from swarm_node.commands.next_step import is_running
+from swarm_node.commands.options import EngineChoice
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import TRUST_FILE, parse, round_folder
 from swarm_node.coordinator_api.origin import COORDINATORS, PublicOnly, open_origin
@@ -31,7 +35,9 @@ from swarm_node.doctor.round_choice import (
     reasons,
     why_unfit,
 )
-from swarm_node.engine.precision import Memory
+from swarm_node.engine.capacity import Capacity, measure_or_explain
+from swarm_node.engine.choose import EngineOptions, HostMachine, this_machine
+from swarm_node.engine.precision import choose_precision
 from swarm_node.ledger.directories import Directories, FoundRounds, fetch_listing, require_contactable
 from swarm_node.ledger.listing_check import check_listing
 from swarm_node.ledger.log_reader import LogReader
@@ -123,28 +129,54 @@ async def verify_all(directories: Directories, found: FoundRounds, price: int, h
     return asked
 
 
-def memory_here(home: Path) -> Memory:
-    """Return the memory of this machine that an agent of this home can use."""
-    return usable_memory(gpu.find_cards().cards, use.memory_bytes(), is_running=is_running(home))
+class Here(NamedTuple):
+    """This machine, as an agent with these options uses it."""
+
+    engine: str
+    options: EngineOptions
+    machine: HostMachine
+    capacity: Capacity
+
+    async def why_refused(self, directories: Directories, known: KnownRound) -> str:
+        """Return why `join` would refuse a round's model; empty if it would not, or if no version is published."""
+        join, own_network = parse(known.listing.join_string), await directories.may_name_own_network()
+        transport = None if own_network else PublicOnly()
+        try:
+            await require_contactable(join, own_network=own_network)
+            said = await preview.published(join, NodeKey(bytes(32)), transport)  # nothing is signed with it
+            if said.model is not None:
+                memory = self.capacity.memory
+                choose_precision(self.engine, self.options, self.machine, said.model, memory, said.classes)
+        except SwarmError as error:
+            return _printable(error.message).rstrip(".")
+        return ""
 
 
-def usable_memory(cards: Sequence[gpu.Card], processor: tuple[int | None, int | None], *, is_running: bool) -> Memory:
-    """Return the free memory; all of it while the agent runs, since its engine returns its part before it moves."""
-    sizes = [
-        card.memory_bytes - (0 if is_running else card.used_bytes or 0)
-        for card in cards
-        if card.memory_bytes is not None
-    ]
+def here(home: Path, engine: EngineChoice | None = None, cards: Sequence[int] = ()) -> Here:
+    """Return what an agent of this home can use: the options of `join`, by default those of a plain `join`."""
+    chosen = engine or EngineChoice(vllm_python=os.environ.get("SWARM_VLLM_PYTHON", ""))
+    options, machine = chosen.within(settings.read(home)), this_machine()
+    probe, free = usable(gpu.find_cards(), use.memory_bytes(), is_running=is_running(home))
+    found = measure_or_explain(chosen.engine.value, options, machine, probe, free, cards=cards, environment=os.environ)
+    return Here(chosen.engine.value, options, machine, found)
+
+
+def usable(
+    probe: gpu.GpuProbe, processor: tuple[int | None, int | None], *, is_running: bool
+) -> tuple[gpu.GpuProbe, int | None]:
+    """Return the readings; while the agent runs all memory is free, since its engine returns its part before a move."""
     total, free = processor
-    return Memory(max(sizes, default=None), total if is_running else free)
+    if not is_running:
+        return probe, free
+    return probe._replace(cards=tuple(card._replace(used_bytes=0) for card in probe.cards)), total
 
 
-def blocks(found: FoundRounds, asked: dict[str, AskedRound], memory: Memory, price: int) -> Iterator[str]:
+def blocks(found: FoundRounds, asked: dict[str, AskedRound], capacity: Capacity, price: int) -> Iterator[str]:
     """Yield a paragraph for each round, then one for the refused ones, and one for titles that look alike."""
     moment_ms = now_ms()
     for known in found.rounds:
         answered = asked.get(known.listing.round_id, AskedRound())
-        yield "\n".join(_about(known, answered, memory, price, moment_ms))
+        yield "\n".join(_about(known, answered, capacity, price, moment_ms))
     if found.refused:
         lines = (f"  {wrong.title or 'a round'} ({wrong.round_id[:8]}): {wrong.reason}" for wrong in found.refused)
         yield "\n".join(("Refused:", *lines))
@@ -153,7 +185,7 @@ def blocks(found: FoundRounds, asked: dict[str, AskedRound], memory: Memory, pri
         yield f"Look-alikes: {names}. They are different rounds; compare their ids with what the operator publishes."
 
 
-def _about(known: KnownRound, asked: AskedRound, memory: Memory, price: int, moment_ms: int) -> Iterator[str]:
+def _about(known: KnownRound, asked: AskedRound, capacity: Capacity, price: int, moment_ms: int) -> Iterator[str]:
     said, listing, unit = known.listing, known.listing.listing, known.listing.unit
     about, model, prices = listing.description, listing.model, listing.prices
     yield said.name
@@ -161,7 +193,7 @@ def _about(known: KnownRound, asked: AskedRound, memory: Memory, price: int, mom
         if text:
             yield f"  {label}: {text}"
     size = f", {size_text(model.weights_bytes)}" if model.weights_bytes else ", no version is published yet"
-    unfit = why_unfit(known, memory, price, moment_ms)
+    unfit = why_unfit(known, capacity, price, moment_ms)
     yield f"  Model: {model.name or model.architecture or 'unknown'}{size}, task {listing.task}"
     yield f"  This machine: {f'cannot join: {unfit}' if unfit else 'can join'}"
     terms = {"licence": about.licence, "operator": about.operator, "contact": about.contact}
@@ -179,7 +211,7 @@ def _about(known: KnownRound, asked: AskedRound, memory: Memory, price: int, mom
     yield f"  Join: swarm-node join '{said.join_string}'"
 
 
-def as_json(found: FoundRounds, asked: dict[str, AskedRound], memory: Memory, price: int) -> dict[str, Any]:
+def as_json(found: FoundRounds, asked: dict[str, AskedRound], capacity: Capacity, price: int) -> dict[str, Any]:
     """Return the list for programs."""
     moment_ms = now_ms()
     return {
@@ -189,7 +221,7 @@ def as_json(found: FoundRounds, asked: dict[str, AskedRound], memory: Memory, pr
                 "title": known.listing.title,
                 "unit": known.listing.unit.to_json(),
                 "paid_lately_micros": known.listing.paid_since(moment_ms - 30 * DAY_MS),
-                "unfit": why_unfit(known, memory, price, moment_ms),
+                "unfit": why_unfit(known, capacity, price, moment_ms),
                 "payouts": asked.get(known.listing.round_id, AskedRound()).state,
                 "earnings": asked.get(known.listing.round_id, AskedRound()).estimate._asdict(),
                 "listing": known.listing.listing.model_dump(mode="json"),
@@ -209,7 +241,7 @@ async def choose(
     unit: str,
     price: int,
     home: Path,
-    memory: Memory,
+    machine: Here,
     tell: Callable[[str], None],
     asked_max: int = ASKED_MAX,
 ) -> KnownRound:
@@ -221,7 +253,7 @@ async def choose(
         tell(f"refused: {wrong.title or 'a round'} ({wrong.round_id[:8]}): {wrong.reason}")
     fit = []
     for known in matching(found.rounds, words, unit):  # before only some are asked
-        if unfit := why_unfit(known, memory, price, now_ms()):
+        if unfit := why_unfit(known, machine.capacity, price, now_ms()):
             tell(f"left out: {known.listing.name}: {unfit}")
         else:
             fit.append(known)
@@ -237,6 +269,9 @@ async def choose(
             continue
         except SwarmError as error:
             tell(f"left out: {option.known.listing.name}: {named(error)}")
+            continue
+        if refused := await machine.why_refused(directories, best):
+            tell(f"left out: {best.listing.name}: {refused}")
             continue
         tell(f"Proposed: {best.listing.name}, best by {aim}")
         for line in reasons(RoundOption(best, option.forecast), aim, now_ms()):

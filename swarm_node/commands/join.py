@@ -143,7 +143,8 @@ def join(
     machine = this_machine()
     # Refused at once, not only after the first version was downloaded.
     joins_cards = choose(sampling.engine.value, options, machine).name == "vllm" and options.cards_per_engine != 1
-    targets = [choose_best(best, home, price, ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
+    chooser = partial(choose_best, best, home, price, engine=sampling, cards=wanted)
+    targets = [chooser(ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
     while True:
         members = [
             build_member(
@@ -399,20 +400,28 @@ def _fitting(
     import trio
 
     from swarm_node.commands import preview
+    from swarm_node.engine import capacity
     from swarm_node.engine.card_engine import card_names
-    from swarm_node.engine.cards import ON_CPU, engine_cards, free_bytes, free_on_joined, select_cards
-    from swarm_node.engine.choose import choose, for_policy
-    from swarm_node.engine.precision import Memory, choose_precision, device_of
+    from swarm_node.engine.cards import ON_CPU, engine_cards
+    from swarm_node.engine.choose import for_policy
+    from swarm_node.engine.precision import choose_precision
     from swarm_node.keys import identity
     from swarm_node.machine import gpu, use
 
     options = options._replace(cards_per_engine=joined or options.cards_per_engine)
-    first = choose(wanted, options, machine).name
-    on_card = device_of(first, options, machine) != "cpu"
-    seen = select_cards(gpu.find_cards() if on_card else gpu.GpuProbe(), wanted_cards, os.environ, on_card=on_card)
+    here = capacity.measure(
+        wanted,
+        options,
+        machine,
+        gpu.find_cards(),
+        use.memory_bytes()[1],
+        cards=wanted_cards,
+        environment=os.environ,
+    )
+    seen, share = here.seen, options.vram_share
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:
-        round_ = trio.run(preview.published, settings, key)
+        round_ = trio.run(preview.published, settings.join, key)
     except SwarmError as error:  # the agent retries if that helps
         if _serves_another_round(error, settings):
             raise
@@ -422,9 +431,7 @@ def _fitting(
     if round_.model is None:
         tell("Precision: decided with the first version; none is published yet")
         return partial(for_policy, wanted, options), engine_cards(seen, joined=max(1, options.cards_per_engine))
-    share = options.vram_share
-    memory = Memory(free_bytes(seen, vram_share=share), use.memory_bytes()[1], free_on_joined(seen, vram_share=share))
-    chosen = choose_precision(wanted, options, machine, round_.model, memory, round_.classes)
+    chosen = choose_precision(wanted, options, machine, round_.model, here.memory, round_.classes)
     tell(f"Precision: {chosen.line}")
     fit = options._replace(dtype=chosen.dtype, cards_per_engine=chosen.cards)
     why = chosen.cards_line if chosen.cards > 1 else ""

@@ -119,6 +119,7 @@ class EngineDtype(StrEnum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     Q8_0 = "q8_0"
+    FP8 = "fp8"
     EXACT = "exact"
 
 
@@ -151,8 +152,8 @@ DeviceOption = Annotated[
 DtypeOption = Annotated[
     EngineDtype,
     typer.Option(
-        help="Precision of the weights; auto: float32 on a CPU and in llama. exact: float32 that an auditor repeats "
-        "to the bit."
+        help="Precision of the weights; auto: float32 on a CPU and in llama. q8_0: llama only. fp8: vllm only. exact: "
+        "float32 that an auditor repeats to the bit."
     ),
 ]
 GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: number of layers on the GPU; -1: all.")]

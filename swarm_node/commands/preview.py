@@ -7,6 +7,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import httpx
 import trio
 
 from protocol.errors import ConfigInvalid, Unreachable
@@ -134,13 +135,13 @@ class Published(NamedTuple):
     """Classes of numerics that the round admits; empty: any. The coordinator's answer is not signed."""
 
 
-async def published(settings: MemberSettings, key: NodeKey) -> Published:
+async def published(join: JoinString, key: NodeKey, transport: httpx.AsyncBaseTransport | None = None) -> Published:
     """Request the description of the model; its sizes and its configuration are checked against signed documents."""
     with trio.move_on_after(PATIENCE_S):
-        coordinator = Coordinator(settings.join.url, settings.join.round_id, key)
+        coordinator = Coordinator(join.url, join.round_id, key, transport)
         try:
             classes = (await coordinator.status()).get("classes")
-            round_ = await ask(coordinator, settings.join)
+            round_ = await ask(coordinator, join)
             config = await config_bytes(round_)
         finally:
             await coordinator.close()
@@ -148,7 +149,7 @@ async def published(settings: MemberSettings, key: NodeKey) -> Published:
         weights = weights_bytes(round_)
         model = None if weights is None else await trio.to_thread.run_sync(describe_model, weights, config)
         return Published(model, tuple(classes)[:CLASSES_MAX] if sound and classes else ())
-    raise Unreachable(f"The coordinator at {settings.join.url} did not respond within {PATIENCE_S:.0f} s.")
+    raise Unreachable(f"The coordinator at {join.url} did not respond within {PATIENCE_S:.0f} s.")
 
 
 async def _describe_round(

@@ -30,6 +30,7 @@ from swarm_node.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from swarm_node.commands.options import EngineChoice
     from swarm_node.ledger.directories import Directories
 
 app = typer.Typer(
@@ -83,13 +84,13 @@ def rounds(
     if verify:
         asked = trio.run(finding.verify_all, known, found, price, home)
         found = trio.run(known.read_all, now_ms())
-    memory = finding.memory_here(home)
+    capacity = finding.here(home).capacity
     if as_json:
-        typer.echo(json.dumps(finding.as_json(found, asked, memory, price)))
+        typer.echo(json.dumps(finding.as_json(found, asked, capacity, price)))
         return
     for problem in found.problems:
         typer.echo(f"note: {problem}", err=True)
-    typer.echo("\n\n".join(finding.blocks(found, asked, memory, price)) or "These directories list no round.")
+    typer.echo("\n\n".join(finding.blocks(found, asked, capacity, price)) or "These directories list no round.")
 
 
 @with_option_groups
@@ -214,8 +215,19 @@ def witness(
     typer.echo(f"{out} has your signature. Readers ask for it with: swarm-node rounds --witness {key.node_id}")
 
 
-def choose_best(best: BestOptions, home: Path, price: int, *, ask: bool = True) -> str:
-    """Return the join string of the best round, once the owner agrees; without `ask`, nothing is joined."""
+def choose_best(
+    best: BestOptions,
+    home: Path,
+    price: int,
+    *,
+    ask: bool = True,
+    engine: "EngineChoice | None" = None,
+    cards: Sequence[int] = (),
+) -> str:
+    """Return the join string of the best round, once the owner agrees; without `ask`, nothing is joined.
+
+    `engine` and `cards` are the options of `join`; by default, those of a plain `join`.
+    """
     import trio
 
     from swarm_node.commands import finding
@@ -233,7 +245,7 @@ def choose_best(best: BestOptions, home: Path, price: int, *, ask: bool = True) 
             unit=best.unit,
             price=price,
             home=home,
-            memory=finding.memory_here(home),
+            machine=finding.here(home, engine, cards),
             tell=partial(typer.echo, err=True),
         )
     )

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from protocol import limits
-from protocol.errors import AgentTooOld, ConfigInvalid, NotFound, SwarmError, named
+from protocol.errors import AgentTooOld, NotFound, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.policy.description import RoundDescription
 from protocol.text.money import Unit
@@ -31,7 +31,8 @@ from swarm_node.coordinator_api.origins import open_origins
 from swarm_node.doctor import cards, engines, forecast, line
 from swarm_node.doctor.line import RoundAnswer
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
-from swarm_node.engine.choose import AUTO, EngineOptions, choose, this_machine
+from swarm_node.engine.capacity import measure_or_explain
+from swarm_node.engine.choose import AUTO, EngineOptions, this_machine
 from swarm_node.engine.precision import describe_model
 from swarm_node.keys import identity
 from swarm_node.machine import gpu, use
@@ -290,18 +291,14 @@ async def splits_of(answer: RoundAnswer, seen: gpu.GpuProbe) -> tuple[int, ...]:
 
 
 async def _memory(seen: gpu.GpuProbe, answer: RoundAnswer | None, options: EngineOptions) -> CheckResult:
-    splits = await splits_of(answer, seen) if answer else ()
-    joins_cards = bool(splits) and await trio.to_thread.run_sync(samples_with_vllm, options)
     weights = weights_bytes(answer) if answer else None
-    return cards.memory(seen, weights, vram_share=options.vram_share, splits=splits, joins_cards=joins_cards)
-
-
-def samples_with_vllm(options: EngineOptions) -> bool:
-    """Return True if vLLM is the engine of this machine; takes 15 s where it is installed."""
-    try:
-        return choose(AUTO, options, this_machine()).name == "vllm"
-    except ConfigInvalid:  # the checks of the engines report it
-        return False
+    if weights is None or not seen.cards:
+        return cards.memory(seen, weights, vram_share=options.vram_share)
+    explain = partial(measure_or_explain, AUTO, options, this_machine(), seen, None, environment=os.environ)
+    here = await trio.to_thread.run_sync(explain)  # takes 15 s where vLLM is installed
+    splits = await splits_of(answer, seen) if answer and here.joins_cards else ()
+    used = here.seen if here.seen.cards else seen
+    return cards.memory(used, weights, vram_share=options.vram_share, splits=splits, joins_cards=here.joins_cards)
 
 
 async def config_bytes(answer: RoundAnswer) -> bytes | None:

@@ -16,7 +16,7 @@ from protocol.errors import ConfigInvalid
 from protocol.text.money import Unit
 from protocol.text.plain import counted
 from swarm_node.doctor.forecast import Forecast, hourly_text
-from swarm_node.engine.precision import GB, OVERHEAD_BYTES, ROOM, Memory
+from swarm_node.engine.capacity import Capacity
 
 LATELY_DAYS = 30
 
@@ -46,7 +46,7 @@ class RoundOption:
         return listing.waiting_permille, -listing.nodes
 
 
-def why_unfit(known: KnownRound, memory: Memory, price: int, now_ms: int) -> str:
+def why_unfit(known: KnownRound, capacity: Capacity, price: int, now_ms: int) -> str:
     """Return why this machine cannot work for a round; empty if nothing speaks against it."""
     listing, unit = known.listing.listing, known.listing.unit
     if listing.finished:
@@ -57,12 +57,7 @@ def why_unfit(known: KnownRound, memory: Memory, price: int, now_ms: int) -> str
         return f"it pays at most {unit.price(listing.prices.maximum)}"
     if not listing.budget_micros and price:
         return "its budget is used up"
-    free = memory.processor if memory.card is None else memory.card
-    need = int(listing.model.weights_bytes * ROOM) + OVERHEAD_BYTES
-    if listing.model.weights_bytes and free is not None and need > free:
-        where = "memory" if memory.card is None else "GPU memory"
-        return f"its model needs about {need / GB:.1f} GB, and {free / GB:.1f} GB of {where} are free"
-    return ""
+    return capacity.why_too_large(listing.model.weights_bytes)
 
 
 def has_words(known: KnownRound, words: str) -> bool:

@@ -23,6 +23,8 @@ GB = 10**9
 ON_CPU = (EngineCard(),)
 """One child, which chooses its device itself."""
 
+SLICE_ALONE = "slices of a card (MIG) cannot be joined"
+
 VISIBLE: Mapping[Vendor, str] = MappingProxyType({"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"})
 """Variables that name the cards a program may use."""
 
@@ -66,6 +68,9 @@ def engine_cards(
         refused = {card: _too_small(card, need_bytes, vram_share, joined) for card in kind}
         cards += [EngineCard(card.number, card.name, left_out=reason) for card, reason in refused.items() if reason]
         able = [card for card, reason in refused.items() if not reason]
+        if joined > 1 and any(card.slice_uuid for card in able):
+            cards += [EngineCard(card.number, card.name, left_out=SLICE_ALONE) for card in able]
+            continue
         for start in range(0, len(able), joined):
             cards += _joined_cards(able[start : start + joined], joined, why_joined)
     if all(card.left_out for card in cards):
@@ -96,6 +101,8 @@ def free_on_joined(seen: GpuProbe, *, vram_share: float = 1.0) -> dict[int, int 
     """
     found: dict[int, int | None] = {}
     for kind in _kinds(seen):
+        if any(card.slice_uuid for card in kind):
+            continue
         known = sorted((free for card in kind if (free := _free(card, vram_share)) is not None), reverse=True)
         for joined in JOINED:
             if joined <= len(known):

@@ -265,6 +265,8 @@ def _vllm_lacks(machine: HostMachine, options: EngineOptions) -> str:
         return installation
     if options.device not in (AUTO, installation.device):
         return f"this vLLM runs on {installation.device}, not on {options.device}"
+    if options.dtype == command.FP8 and not installation.fp8:
+        return f"fp8 takes {command.FP8_CARDS}"
     if installation.device == "cpu" and options.cards_per_engine > 1:
         return "this vLLM runs on the CPU"
     return gpu.outdated(machine.driver) if installation.device == "cuda" else ""
@@ -329,7 +331,7 @@ def _own_command(name: str, options: EngineOptions) -> list[str]:
 
 ENGINES = {
     "vllm": EngineCandidate(
-        dtypes=frozenset({AUTO, "float32", "bfloat16"}),
+        dtypes=frozenset({AUTO, "float32", "bfloat16", command.FP8}),
         lacks=_vllm_lacks,
         yields=lambda _machine, _options: "",
         because=lambda _machine: "vLLM works in the environment of --vllm-python",

@@ -4,6 +4,7 @@
   kernel's files describe the cards of AMD and Intel.
 - In WSL 2 the driver is that of Windows, and its programs are in a folder of their own.
 - A program that is missing, hangs or prints something else means that the cards are unknown, not that there are none.
+- A card that is cut into slices (MIG) is its slices: programs see these only, one at a time.
 - A value that a card does not report (`[N/A]`) is None; the others are used.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
+from xml.etree import ElementTree
 
 ASK_TIMEOUT_S = 10.0
 """A card that wakes up takes 2 s to answer; a hanging driver never does."""
@@ -38,6 +40,15 @@ DRM = Path("/sys/class/drm")
 
 PCI_VENDORS: Mapping[str, Vendor] = MappingProxyType({"0x1002": "amd", "0x8086": "intel"})
 
+SLICED = r"\b(A30|A100|H100|H200|H20|H800|A800|GH200|B100|B200|B300|GB200|GB300|PRO [56]000)"
+"""Names of cards that can be cut into slices (MIG)."""
+
+SLICE = re.compile(r"\s+MIG (?P<profile>\S+)\s+Device\s+(?P<index>\d+): \(UUID: (?P<uuid>MIG-[^)\s]+)\)", re.MULTILINE)
+"""A line of `nvidia-smi -L` about a slice."""
+
+SLICES_FROM = 100
+"""The distance between the numbers of two cards' slices."""
+
 WSL_PROGRAMS = Path("/usr/lib/wsl/lib")
 """Folder of the programs and libraries that Windows' driver brings into WSL 2."""
 
@@ -54,7 +65,9 @@ class Card(NamedTuple):
     watts: float | None = None
     limit_watts: float | None = None
     number: int = 0
-    """Number of the card, as the vendor's program counts."""
+    """Number of the card, as the vendor's program counts; of a slice, see `with_slices`."""
+    slice_uuid: str = ""
+    """The name of a slice of a card (MIG); empty if it is a whole card."""
 
 
 class GpuProbe(NamedTuple):
@@ -152,6 +165,8 @@ def parse_amd(text: str) -> tuple[Card, ...]:
 def only_cards(cards: Sequence[Card]) -> dict[str, str]:
     """Return the environment variables with which a program sees only these cards, which are of one vendor."""
     numbers, vendor = ",".join(str(card.number) for card in cards), cards[0].vendor
+    if cards[0].slice_uuid:  # a program sees one slice at most
+        numbers = cards[0].slice_uuid
     if vendor == "nvidia":  # CUDA counts the fastest card first, unless it is told otherwise
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
     if vendor == "amd":
@@ -188,7 +203,53 @@ def unified_memory() -> int | None:
 
 def _nvidia(program: str, timeout_s: float) -> GpuProbe:
     said = _run([program, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"], timeout_s)
-    return _parsed("nvidia-smi", said, parse_nvidia)
+    probe = _parsed("nvidia-smi", said, parse_nvidia)
+    if not any(re.search(SLICED, card.name) for card in probe.cards):
+        return probe
+    listed = _run([program, "-L"], timeout_s)
+    if not isinstance(listed, str) or not SLICE.search(listed):
+        return probe
+    read = _run([program, "-q", "-x"], timeout_s)
+    return probe._replace(cards=with_slices(probe.cards, listed, read if isinstance(read, str) else ""))
+
+
+def with_slices(cards: Sequence[Card], listed: str, read: str) -> tuple[Card, ...]:
+    """Return the cards with those that are cut into slices (MIG) replaced by their slices.
+
+    `listed` is the output of `nvidia-smi -L`, `read` that of `nvidia-smi -q -x`, which has the memory of each slice.
+    A program sees one slice at most, and no longer the card. The slices of card 0 have the numbers 100, 101, …; those
+    of card 1 begin at 200. The card's temperature and power are those of each slice.
+    """
+    memory = _slice_memory(read)
+    slices: dict[int, list[Card]] = {}
+    number = -1
+    for line in listed.splitlines():
+        if named := re.match(r"GPU (\d+):", line):
+            number = int(named[1])
+        elif (found := SLICE.match(line)) and (card := next((each for each in cards if each.number == number), None)):
+            index = int(found["index"])
+            total, used = memory.get((number, index), (None, None))
+            named_so = f"{card.name} MIG {found['profile']}"
+            place = SLICES_FROM * (number + 1) + index
+            made = card._replace(name=named_so, memory_bytes=total, used_bytes=used, number=place)
+            slices.setdefault(number, []).append(made._replace(slice_uuid=found["uuid"]))
+    return tuple(each for card in cards for each in slices.get(card.number, [card]))
+
+
+def _slice_memory(read: str) -> dict[tuple[int, int], tuple[int | None, int | None]]:
+    """Return the total and used bytes of each slice, by the number of its card and its own."""
+    try:
+        log = ElementTree.fromstring(read)  # the driver's own program wrote it
+    except ElementTree.ParseError:
+        return {}
+    found = {}
+    for number, card in enumerate(log.iter("gpu")):
+        for piece in card.iter("mig_device"):
+            total, used = (piece.findtext(f"fb_memory_usage/{name}", "").split(" ")[0] for name in ("total", "used"))
+            index = piece.findtext("index", "")
+            if index.isdecimal():
+                found[number, int(index)] = (_bytes(_number(total)), _bytes(_number(used)))
+    return found
 
 
 def _amd(timeout_s: float) -> GpuProbe:

@@ -36,6 +36,11 @@ NCCL_ALONE = {
 JOINED = (2, 4, 8)
 """Numbers of cards that may be joined for one engine: heads and widths of models are multiples of powers of two."""
 
+FP8 = "fp8"
+"""Precision in which vLLM quantizes the published weights while it loads them, as `--dtype` and classes name it."""
+
+FP8_CARDS = "a card of compute capability 8.9 or newer (RTX 40 and 50, L4, L40S, RTX 6000 Ada, H100, H200, B200)"
+
 INSTALL = "`pip install vllm msgpack base58` in an environment of its own, which `--vllm-python` names"
 
 
@@ -45,6 +50,8 @@ class VllmInstallation(NamedTuple):
     version: str
     device: str
     """Device of this build of vLLM: cpu or cuda."""
+    fp8: bool = True
+    """True if the device computes products in fp8."""
 
 
 def command(python: str, threads: int, dtype: str = "auto", vram_share: float = 1.0, cards: int = 1) -> list[str]:

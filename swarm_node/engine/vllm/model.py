@@ -30,6 +30,7 @@ from swarm_node.engine.canary import count_ahead
 from swarm_node.engine.messages import SampleRequest
 from swarm_node.engine.policy_files import read_adapter, read_config, without_adapter
 from swarm_node.engine.torch.weights import SHORT_NAMES, mapped_tensors
+from swarm_node.engine.vllm.command import FP8
 from swarm_node.engine.vllm.sampling import SeedBound
 
 ROWS_MAX = 256
@@ -48,6 +49,13 @@ print(*min(map(torch.cuda.mem_get_info, range(int(sys.argv[1]))), key=lambda rea
 """Program that prints the free and the total bytes of the card with the least free share."""
 
 FULLEST_S = 120.0
+
+QUANTIZED = "fp8_per_channel"
+"""vLLM's name for what `--dtype fp8` does to the published weights while they are loaded.
+
+Matrices of layers are in e4m3 with a scale for each output, activations with a scale for each token; embeddings and
+output layer stay in bf16.
+"""
 
 CANARY = "canary"
 
@@ -76,10 +84,11 @@ class VllmModel:
             self._engine: Any = _start(base, dtype, rows, vram_share, cards)
         if read_adapter(folder) is not None:
             self._engine.collective_rpc("swap_policy", args=(str(folder),))
-        config = self._engine.model_config
+        config, self._eight_bit = self._engine.model_config, dtype == FP8
         self.vocab_size = int(config.get_vocab_size())
         self.positions_max = int(config.max_model_len)
-        self.numerics = f"vllm/{SHORT_NAMES[config.dtype]}/{current_platform.device_type}"
+        precision = FP8 if self._eight_bit else SHORT_NAMES[config.dtype]
+        self.numerics = f"vllm/{precision}/{current_platform.device_type}"
         self.parameters = sum(map(math.prod, self._shapes.values()))
 
     @property
@@ -87,12 +96,12 @@ class VllmModel:
         return bool(self._engine.has_unfinished_requests())
 
     def swap(self, folder: Path) -> bool:
-        """Load the weights of another folder; return False, and load nothing, if its tensors differ.
+        """Load the weights of another folder; return False, and load nothing, if its tensors differ, or in fp8.
 
         After an error the model must not be used.
         """
-        if _shapes(folder) != self._shapes:
-            return False
+        if self._eight_bit or _shapes(folder) != self._shapes:
+            return False  # weights in eight bits are transposed and scaled: nothing can be copied over them
         self._engine.collective_rpc("swap_policy", args=(str(folder),))
         self._engine.reset_prefix_cache()
         return True
@@ -178,7 +187,8 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float, cards: int) -
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(folder),
-            dtype=_published(folder) if dtype == "auto" else dtype,
+            dtype="bfloat16" if dtype == FP8 else _published(folder) if dtype == "auto" else dtype,
+            quantization=QUANTIZED if dtype == FP8 else None,
             load_format="safetensors",
             trust_remote_code=False,
             skip_tokenizer_init=True,

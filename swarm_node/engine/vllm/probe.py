@@ -15,4 +15,6 @@ def main(_arguments: Sequence[str]) -> None:
 
     from swarm_node.engine.vllm import engine, worker  # noqa: F401  # checks that they import
 
-    print(json.dumps({"version": vllm.__version__, "device": current_platform.device_type}))
+    device = current_platform.device_type
+    fp8 = device != "cuda" or current_platform.has_device_capability(89)
+    print(json.dumps({"version": vllm.__version__, "device": device, "fp8": bool(fp8)}))

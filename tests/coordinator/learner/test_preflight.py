@@ -21,7 +21,7 @@ from coordinator.config import Config, parse
 from coordinator.learner import memory
 from coordinator.learner.algorithm import Algorithm
 from coordinator.learner.memory import Estimate, LargestBatch, Simulations, described, estimate
-from coordinator.learner.memory_plan import GIB
+from coordinator.learner.memory_plan import GIB, RESERVED_BYTES, auditors_card
 from coordinator.learner.memory_plan import parse as parse_cards
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.preflight import FreeBytes, refusal, require_cards, this_machine
@@ -317,17 +317,61 @@ def test_a_way_to_train_needs_the_same_whatever_was_simulated_before() -> None:
 
 
 def test_a_disk_or_a_machine_without_room_is_named(small: Path, tmp_path: Path) -> None:
-    found = estimate(config := round_of(small, tmp_path / "round"), Simulations(described(config))).footprint(
-        1, device="cuda"
-    )
-    assert FreeBytes(found.host_bytes + found.auditor_bytes, found.disk_bytes, found.peak_bytes).lack(found) is None
-    disk = FreeBytes(512 * GIB, found.disk_bytes - 1, 79 * GIB).lack(found)
-    memory = FreeBytes(found.host_bytes, 512 * GIB, 79 * GIB).lack(found)
+    simulations = Simulations(described(config := round_of(small, tmp_path / "round")))
+    found, auditor = estimate(config, simulations).footprint(1, device="cuda"), simulations.auditor(config)
+    both = FreeBytes(found.host_bytes + auditor.host_bytes, found.disk_bytes, found.peak_bytes)
+    assert both.lack(found, auditor) is None
+    disk = FreeBytes(512 * GIB, found.disk_bytes - 1, 79 * GIB).lack(found, auditor)
+    memory = FreeBytes(found.host_bytes, 512 * GIB, 79 * GIB).lack(found, auditor)
     assert disk is not None
     assert memory is not None
-    assert "on the disk" in disk[0]
-    assert "memory of this machine" in memory[0]
-    assert FreeBytes(found.host_bytes, 512 * GIB, 79 * GIB, auditor=False).lack(found) is None
+    assert "on the disk" in disk.what
+    assert "memory of this machine" in memory.what
+    assert FreeBytes(found.host_bytes, 512 * GIB, 79 * GIB).lack(found) is None, "without an auditor"
+
+
+def on_card(config: Config, device: str) -> Config:
+    return config.model_copy(update={"audit": config.audit.model_copy(update={"device": device})})
+
+
+def test_an_auditor_on_the_learners_card_must_fit_beside_it(small: Path, tmp_path: Path) -> None:
+    config = on_card(round_of(small, tmp_path / "round"), "cuda")
+    simulations = Simulations(described(config))
+    learner, auditor = estimate(config, simulations).footprint(1, device="cuda"), simulations.auditor(config)
+    both = learner.peak_bytes + auditor.peak_bytes + RESERVED_BYTES
+    assert refusal(config, FreeBytes(512 * GIB, 512 * GIB, card=both)) is None
+    refused = refusal(config, FreeBytes(512 * GIB, 512 * GIB, card=both - 1))
+    assert refused is not None
+    assert "with the auditor beside it on cuda" in refused.message
+    assert 'audit.device="cpu"' in refused.hint
+
+
+def test_an_auditor_that_does_not_fit_on_its_own_card_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+    config = on_card(round_of(small, tmp_path / "round"), "cuda:1")
+    need = Simulations(described(config)).auditor(config)
+    refused = refusal(config, FreeBytes(512 * GIB, 512 * GIB, card=512 * GIB, auditor_card=need.peak_bytes - 1))
+    assert refused is not None
+    assert refused.message.startswith("The auditor does not fit: rounding in float32 on cuda:1 needs")
+    assert refused.hint == 'Each of these alone fits: audit.device="cpu".'
+
+
+@pytest.mark.parametrize(
+    ("learner", "auditor", "count", "own"),
+    [
+        ("cuda", "cuda", 1, ""),
+        ("cuda", "cuda:0", 1, ""),
+        ("cuda", "cuda:1", 1, "cuda:1"),
+        ("cuda:1", "cuda:1", 1, ""),
+        ("cuda:1", "cuda", 1, "cuda"),
+        ("cuda", "cuda:1", 2, ""),
+        ("cuda", "cuda:2", 2, "cuda:2"),
+        ("cpu", "cuda", 1, "cuda"),
+        ("cuda", "cpu", 1, ""),
+    ],
+)
+def test_the_auditors_card_is_its_own_or_one_of_the_learners(learner: str, auditor: str, count: int, own: str) -> None:
+    config = parse({"learner": {"device": learner}, "audit": {"device": auditor}})
+    assert auditors_card(config, count) == own
 
 
 def test_plan_says_of_the_embedded_policy_that_it_fits(tmp_path: Path) -> None:

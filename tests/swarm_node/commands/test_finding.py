@@ -20,10 +20,12 @@ from swarm_node.commands.options import BestBy, BestOptions
 from swarm_node.coordinator_api.join_string import TRUST_FILE, JoinString
 from swarm_node.doctor.forecast import MeasuredSpeed, forecast, record_speed
 from swarm_node.doctor.round_choice import Aim
+from swarm_node.engine.capacity import Capacity
+from swarm_node.engine.choose import EngineOptions, this_machine
 from swarm_node.engine.precision import Memory
 from swarm_node.ledger import directories
 from swarm_node.ledger.directories import Directories, FoundRounds, parse_place
-from swarm_node.machine.gpu import Card
+from swarm_node.machine.gpu import Card, GpuProbe
 from tests.coordinator.world import manifest
 from tests.swarm_node.listed_world import CURATOR, NOW_MS, ListedLog, directory
 from tests.swarm_node.web import Handler, Web
@@ -57,10 +59,10 @@ def test_the_speed_with_the_most_similar_model_is_scaled_by_the_weights(tmp_path
 
 
 def test_the_memory_of_the_running_agent_counts_as_free_when_it_moves() -> None:
-    cards = [Card("nvidia", "RTX 4090", memory_bytes=24 * 10**9, used_bytes=22 * 10**9)]
-    assert finding.usable_memory(cards, (64, 9), is_running=False) == Memory(2 * 10**9, 9)
-    assert finding.usable_memory(cards, (64, 9), is_running=True) == Memory(24 * 10**9, 64)
-    assert finding.usable_memory([], (64, 9), is_running=False) == Memory(None, 9)
+    card = Card("nvidia", "RTX 4090", memory_bytes=24 * 10**9, used_bytes=22 * 10**9)
+    seen = GpuProbe((card,))
+    assert finding.usable(seen, (64, 9), is_running=False) == (seen, 9)
+    assert finding.usable(seen, (64, 9), is_running=True) == (GpuProbe((card._replace(used_bytes=0),)), 64)
 
 
 def test_a_file_is_remembered_by_its_whole_path() -> None:
@@ -79,7 +81,7 @@ def test_the_list_names_each_round_the_refused_and_the_look_alikes(tmp_path: Pat
     rivers, copy = ListedLog(tmp_path / "a"), ListedLog(tmp_path / "b", "R\u0456vers")
     wrong = RefusedRound(round_id="f" * 64, title="Lakes", reason="it lies", ms=0)
     found = FoundRounds([KnownRound(rivers.open()), KnownRound(copy.open())], [wrong])
-    first, second, refused, alike = finding.blocks(found, {}, Memory(10**9, None), 10**6)
+    first, second, refused, alike = finding.blocks(found, {}, Capacity(Memory(10**9, None)), 10**6)
     assert first.startswith(f"Rivers ({rivers.round_id[:8]})\n")
     assert "Model: hf://some/model, 1 GB, task arithmetic" in first
     assert "cannot join: its listing has expired" in first or "GPU memory" in first
@@ -139,9 +141,9 @@ async def _choose(
     tell: Callable[[str], None] = lambda _line: None,
     asked_max: int = 32,
 ) -> None:
-    memory = Memory(None, None)
+    machine = finding.Here("auto", EngineOptions(), this_machine(), Capacity(Memory(None, None)))
     await finding.choose(
-        known, aim, words="", unit=unit, price=0, home=home, memory=memory, tell=tell, asked_max=asked_max
+        known, aim, words="", unit=unit, price=0, home=home, machine=machine, tell=tell, asked_max=asked_max
     )
 
 

@@ -9,6 +9,7 @@ from ledger.directory import KnownRound
 from protocol.errors import ConfigInvalid
 from swarm_node.doctor.forecast import Forecast
 from swarm_node.doctor.round_choice import RoundOption, matching, paid_line, ranked, reasons, why_unfit
+from swarm_node.engine.capacity import Capacity
 from swarm_node.engine.precision import Memory
 from tests.swarm_node.listed_world import NOW_MS, ListedLog
 
@@ -39,7 +40,7 @@ def known(log: ListedLog, title: str = "Rivers", purpose: str = "", **changes: A
     ],
 )  # fmt: skip
 def test_why_a_round_does_not_fit(rivers: ListedLog, changes: dict[str, Any], memory: Memory, said: str) -> None:
-    reason = why_unfit(known(rivers, **changes), memory, 1_000_000, NOW_MS + 1)
+    reason = why_unfit(known(rivers, **changes), Capacity(memory), 1_000_000, NOW_MS + 1)
     assert reason.removesuffix(" tokens") == said
 
 

@@ -22,6 +22,7 @@ TORCH = frozenset({"torch", "transformers"})
 LLAMA = frozenset({"llama_cpp", "gguf"})
 VLLMS: dict[str, VllmInstallation | str] = {
     "/vllm/python": VllmInstallation("0.32.0", "cuda"),
+    "/older/card/python": VllmInstallation("0.32.0", "cuda", fp8=False),
     "/broken/python": "it has no module vllm",
 }
 """Installations of vLLM by interpreter; another one, or none, must not be asked for."""
@@ -245,3 +246,13 @@ def test_only_vllm_takes_several_cards_for_one_engine() -> None:
         with pytest.raises(ConfigInvalid, match=r"--cards-per-engine 2: .*only vLLM joins cards") as refused:
             choose(wanted, options, machine(BOTH, nvidia=True))
         assert "pip install vllm" in refused.value.hint
+
+
+def test_fp8_is_computed_by_vllm_alone_and_only_where_the_card_can() -> None:
+    here = machine(BOTH, nvidia=True)
+    with pytest.raises(ConfigInvalid, match=r"fp8 takes a card of compute capability 8\.9"):
+        choose("auto", EngineOptions(dtype="fp8", vllm_python="/older/card/python"), here)
+    with pytest.raises(ConfigInvalid, match="torch: it does not support fp8"):
+        choose("auto", EngineOptions(dtype="fp8"), here)
+    found = choose("auto", EngineOptions(dtype="fp8", vllm_python="/vllm/python"), here)
+    assert found.command[found.command.index("--dtype") + 1] == "fp8"

@@ -210,3 +210,12 @@ def test_an_engine_that_joins_no_cards_names_the_one_that_does(wanted: str) -> N
 )
 def test_a_model_is_split_where_each_card_gets_as_many_heads(changes: dict[str, Any], expected: list[int]) -> None:
     assert splits(LLAMA | changes) == expected
+
+
+def test_fp8_halves_the_memory_and_needs_a_class_that_the_round_admits() -> None:
+    options, memory = VLLM._replace(dtype="fp8"), Memory(8 * GB, 64 * GB)
+    found = choose_precision("auto", options, with_vllm(), FOUR_B, memory, ["vllm/fp8/cuda"])
+    assert (found.engine, found.dtype) == ("vllm", "fp8")
+    assert found.need_bytes == needed_bytes(4 * 10**9, "fp8")
+    with pytest.raises(EngineFailed, match="the round admits vllm/bf16/cuda, and this machine computes vllm/fp8/cuda"):
+        choose_precision("auto", options, with_vllm(), FOUR_B, memory, ["vllm/bf16/cuda"])

@@ -156,3 +156,52 @@ def test_the_cards_of_rocm_smi_keep_their_numbers() -> None:
 @pytest.mark.parametrize(("driver", "cuda"), [(580, 13), (579, 12), (525, 12), (524, 11), (449, 0), (0, 0)])
 def test_the_newest_cuda_that_a_driver_runs(driver: int, cuda: int) -> None:
     assert gpu.newest_cuda(driver) == cuda
+
+
+LISTED = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
+  MIG 1g.5gb      Device  1: (UUID: MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-8f2a0d6e-0000-2b2c-524d-9e3d8d2b8a77)
+"""
+SLICE = (
+    "<mig_device><index>{}</index><fb_memory_usage><total>{} MiB</total><used>{} MiB</used></fb_memory_usage>"
+    "</mig_device>"
+)
+READ = (
+    "<nvidia_smi_log><gpu><fb_memory_usage><total>40960 MiB</total><used>9 MiB</used></fb_memory_usage><mig_devices>"
+    + SLICE.format(0, 19968, 12)
+    + SLICE.format(1, 4864, 2000)
+    + "</mig_devices></gpu><gpu><mig_devices>None</mig_devices></gpu></nvidia_smi_log>"
+)
+PAIR = "NVIDIA A100-SXM4-40GB, 550.54.14, 40960, 9, 31, 60, 400\n" * 2
+
+
+def test_the_slices_of_a_card_replace_it_each_with_its_own_memory() -> None:
+    cards = gpu.with_slices(gpu.parse_nvidia(PAIR), LISTED, READ)
+    assert [(card.number, card.memory_bytes, card.used_bytes) for card in cards] == [
+        (100, 19968 * gpu.MIB, 12 * gpu.MIB),
+        (101, 4864 * gpu.MIB, 2000 * gpu.MIB),
+        (1, 40960 * gpu.MIB, 9 * gpu.MIB),
+    ]
+    assert cards[0].name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+    assert gpu.only_cards(cards[1:2])["CUDA_VISIBLE_DEVICES"] == "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
+    assert gpu.only_cards(cards[2:])["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize("read", ["", "<nvidia_smi_log>", "<nvidia_smi_log><gpu/></nvidia_smi_log>"])
+def test_the_memory_of_a_slice_that_is_not_reported_is_unknown(read: str) -> None:
+    cards = gpu.with_slices(gpu.parse_nvidia(PAIR), LISTED, read)
+    assert [card.memory_bytes for card in cards] == [None, None, 40960 * gpu.MIB]
+
+
+def test_a_card_without_slices_stays_as_it_is() -> None:
+    cards = gpu.parse_nvidia(PAIR)
+    assert gpu.with_slices(cards, LISTED.replace("  MIG", "  NIX"), READ) == cards
+
+
+def test_slices_are_asked_for_through_the_same_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "listed").write_text(LISTED)
+    (tmp_path / "read").write_text(READ)
+    answers = f"-L) cat {tmp_path}/listed ;; *-x*) cat {tmp_path}/read ;; *) printf '{PAIR}'"
+    program(tmp_path, "nvidia-smi", f'case "$*" in {answers} ;; esac'.replace("\n", "\\n"), monkeypatch)
+    assert [card.number for card in gpu.find_cards().cards] == [100, 101, 1]

@@ -1,0 +1,123 @@
+"""The memory that an auditor needs, from a configuration alone: by phase, where it computes.
+
+    load          the versions that it compares, and the largest weight while the last one is loaded
+    self-check    the versions, and many samples at once compared with each alone
+    replay        the versions, the activations of the fullest pass, and a slice of its logits
+    rounding      the same beside a version in 16 bits, whose honest samples it measures
+
+- Activations are measured on a model of fake tensors (see `simulated`); of a slice of logits, copies are counted.
+- Weights for a card pass through the memory of the machine while they are loaded.
+- Replays to the bit (classes `exact`) are not included: they take two more versions in float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from coordinator.audit.auditor import CASES_AT_ONCE, LOADED_MAX
+from coordinator.audit.rounding import PRECISIONS
+from coordinator.audit.scorer import BLOCK, BODY_TOKENS_MAX, HEAD_LOGITS_MAX
+from coordinator.config import Config
+from coordinator.learner.simulated import MEASURED_LAYERS, SimulatedModel
+from coordinator.model.batch import Tensors
+from coordinator.model.forward import predict
+from coordinator.model.head import Head
+
+if TYPE_CHECKING:
+    from coordinator.learner.memory import LargestBatch
+
+PROCESS_BYTES = {"cpu": 700 * 2**20, "cuda": 3 * 2**30}
+"""Memory of a process with torch and transformers, without any tensor; CUDA's libraries take more."""
+
+ROUNDED_BYTES = 2
+"""Bytes of a number in 16 bits."""
+
+
+@dataclass(frozen=True)
+class AuditorNeed:
+    """The bytes that an auditor needs."""
+
+    device: str
+    dtype: str
+    parameters: int
+    phases: dict[str, int]
+    """Bytes of tensors by phase, on its device."""
+    loaded_bytes: int
+    """Bytes of one version."""
+
+    @property
+    def worst(self) -> str:
+        """Return the phase that needs the most memory."""
+        return max(self.phases, key=lambda name: self.phases[name])
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.phases[self.worst]
+
+    @property
+    def on_card(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def host_bytes(self) -> int:
+        """Return the bytes of the machine's memory; weights for a card pass through it."""
+        kind = self.device.partition(":")[0]
+        return PROCESS_BYTES[kind] + (self.loaded_bytes if self.on_card else self.peak_bytes)
+
+    @property
+    def place(self) -> str:
+        """Return how the auditor computes, and where: `float32 on cuda:1`."""
+        return f"{self.dtype} on {self.device}"
+
+
+class SimulatedReplay(SimulatedModel):
+    """A model of fake tensors in the layout of an auditor's version."""
+
+    def __init__(self, described: Any) -> None:
+        super().__init__(described, narrow=True)
+
+    def replayed(self, data: Tensors, *, on_card: bool) -> int:
+        """Return the peak of one pass over `data`; layers add no memory, since nothing is kept for a gradient."""
+        if self.is_uniform:
+            self.cut(MEASURED_LAYERS[1])
+
+        def work() -> None:
+            with torch.no_grad():
+                found = predict(self.model, data, torch.arange(len(data.mask)))
+                words = int(self.model.get_output_embeddings().weight.shape[0])
+                count = min(max(1, HEAD_LOGITS_MAX // words), len(found.source))
+                Head.for_model(self.model).logits(found.states[found.source[:count]])
+                torch.empty(count, scored_bytes(words), dtype=torch.uint8, device="meta")
+
+        return self._peak(work, on_card=on_card)
+
+
+def scored_bytes(words: int) -> int:
+    """Return the bytes of a position in `score_positions`, with a temperature of the lease's own, at its two peaks.
+
+    Edges: logits, log-probabilities at both temperatures, one copy that is masked, that of torch's logsumexp, and four
+    masks, which take a quarter each. Pick: the first three, the probabilities in blocks, and three blocks in float64.
+    """
+    return max(6 * 4 * words, 4 * 4 * words + 3 * 8 * BLOCK)
+
+
+def auditor_need(config: Config, described: Any, batch: "LargestBatch", *, device: str | None = None) -> AuditorNeed:
+    """Return the bytes that the round's auditor needs, or one on another `device`."""
+    place = device or config.audit.device
+    model = SimulatedReplay(described)
+    check = model.self_check
+    piece = batch.at_most(CASES_AT_ONCE).fullest_piece(BODY_TOKENS_MAX, config.sampling.max_new_tokens)
+    replay = model.replayed(piece, on_card=place != "cpu")
+    versions = LOADED_MAX * model.weights_bytes
+    largest = max(weight.nbytes for weight in model.model.parameters())
+    phases = {"load": versions + largest, "self-check": versions + check, "replay": versions + replay}
+    if measures_rounding(config.audit.classes):
+        phases["rounding"] = phases["replay"] + ROUNDED_BYTES * model.parameters
+    return AuditorNeed(place, config.audit.dtype, model.parameters, phases, model.weights_bytes)
+
+
+def measures_rounding(classes: Sequence[str]) -> bool:
+    """Return True if nodes in 16 bits may be admitted."""
+    return not classes or any(PRECISIONS & set(name.split("/")) for name in classes)

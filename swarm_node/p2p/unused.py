@@ -77,7 +77,10 @@ class _Parts(MetaPathFinder, Loader):
         """Leave the module empty."""
 
 
+FINDER = _Parts()
+
+
 def leave_out() -> None:
     """Leave these parts out of libp2p, which must not be imported yet."""
     assert "libp2p" not in sys.modules
-    sys.meta_path.insert(0, _Parts())
+    sys.meta_path.insert(0, FINDER)

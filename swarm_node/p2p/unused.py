@@ -62,7 +62,7 @@ class _Empty(ModuleType):
         return made
 
 
-class _Parts(MetaPathFinder, Loader):
+class _PartFinder(MetaPathFinder, Loader):
     """Finds the parts before anything else does."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
@@ -77,7 +77,7 @@ class _Parts(MetaPathFinder, Loader):
         """Leave the module empty."""
 
 
-FINDER = _Parts()
+FINDER = _PartFinder()
 
 
 def leave_out() -> None:

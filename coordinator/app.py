@@ -52,6 +52,7 @@ from coordinator.base.clock import now_ms
 from coordinator.config import Config
 from coordinator.publishing.best import Best
 from coordinator.reports import programs
+from coordinator.rules.prompt_refs import problem_of
 from coordinator.service import local_nodes, opening, tls, witness_calls
 from coordinator.service.group_scorer import GroupScorer
 from coordinator.service.notices import LOOK_S as LOOK_AT_ALARMS_S
@@ -70,7 +71,6 @@ from coordinator.transactions import (
     queries,
     registry,
 )
-from coordinator.transactions.prompts import problem_of
 from ledger.book import BookBroken
 from protocol.policy.phrase import phrase
 from protocol.tasks import Judging

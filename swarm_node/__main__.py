@@ -11,12 +11,15 @@ def main() -> None:
     """Run a command; an interrupt ends it without a message."""
     os.environ.setdefault(*NO_PLUGINS)
     try:
-        from protocol.start import end_quickly, quick_imports
+        from protocol.start import UNUSED, end_quickly, leave_out, quick_imports
 
         end_quickly()
+        leave_out(*UNUSED)
         with quick_imports():
             from swarm_node import cli
+            from swarm_node.p2p import unused
 
+        unused.leave_out()
         cli.main()
     except KeyboardInterrupt:  # before the program handles the signal itself
         sys.exit(130)

@@ -12,13 +12,13 @@ from itertools import count
 from coordinator.config import Config
 from coordinator.environments.host import EpisodeHost, TurnQuestion
 from coordinator.learner.warmstart import FIRST_DEMONSTRATION, NOT_JUDGED, Lesson
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.tasks import reward_functions
 from coordinator.tasks.group_play import GroupPlay
 from coordinator.tasks.kinds import environment_of
 from coordinator.tasks.task_pool import EpisodeAnswer
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
-from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.scoring import Unscored
 from coordinator.transactions.turns import AcceptedTurn, whole_samples
 from protocol.ids import NodeId

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.rules.selection import SelectionRules
 from coordinator.store import tables
 from coordinator.transactions import curriculum
 from coordinator.transactions.curriculum import Prompt
-from coordinator.transactions.prompts import PromptRef, source_of
+from coordinator.transactions.prompts import source_of
 
 
 class Prompts:

@@ -20,6 +20,7 @@ from coordinator.learner.crew import Crew
 from coordinator.learner.policy import UpdateResult
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.warmstart import accuracy
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.tasks import reward_functions
 from coordinator.tasks.importing import make_copy, needs_data
 from coordinator.tasks.kinds import FOLDER, environment_of, functions_of
@@ -27,7 +28,6 @@ from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.task import open_task
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions.leases import rules_of
-from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.turns import AcceptedTurn
 from protocol.tasks import Problem, Reward
 from protocol.work.learning import TrainingGroup, TrainingSample

@@ -2,12 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from coordinator.config.section import Section
 from protocol import limits
 
 AlgorithmName = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo", "echo2"]
+
+ProjectName = Annotated[str, StringConstraints(pattern=r"^[\w.-]*$", max_length=128)]
+"""A name at a tracker. A pattern with the bound, `{0,128}`, takes 13 ms to compile, at every start of a command."""
 
 
 class LearnerSection(Section):
@@ -83,15 +86,9 @@ class LearnerSection(Section):
         True, description="publish only the adapters, beside an unchanged base; false: publish merged weights"
     )
     tensorboard: bool = Field(False, description="also write metrics for TensorBoard to learner/tensorboard")
-    wandb: str = Field(
-        "", pattern=r"^[\w.-]{0,128}$", description="Weights & Biases project that also receives metrics; empty: none"
-    )
-    mlflow: str = Field(
-        "", pattern=r"^[\w.-]{0,128}$", description="MLflow experiment that also receives metrics; empty: none"
-    )
-    trackio: str = Field(
-        "", pattern=r"^[\w.-]{0,128}$", description="Trackio project that also receives metrics; empty: none"
-    )
+    wandb: ProjectName = Field("", description="Weights & Biases project that also receives metrics; empty: none")
+    mlflow: ProjectName = Field("", description="MLflow experiment that also receives metrics; empty: none")
+    trackio: ProjectName = Field("", description="Trackio project that also receives metrics; empty: none")
     tracked_samples: int = Field(
         0,
         ge=0,

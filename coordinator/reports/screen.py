@@ -4,7 +4,6 @@
 - The data is the JSON of `/v1/operator/status`, or of `/v1/status` if the operator's token is missing.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -81,6 +80,8 @@ def below_log(console: Console, *, every_s: float = DRAW_EVERY_S) -> Show:
     logging.getLogger().handlers[:] = [handler]
 
     async def draw(look: Look) -> None:
+        import asyncio  # not for `status`, which only prints
+
         with Live(console=console, auto_refresh=False, transient=True) as live:
             while True:
                 try:

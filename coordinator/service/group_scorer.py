@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from coordinator.config.task import EpisodeSection
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.service.waiting import WaitingRequests
 from coordinator.store.state import Database
 from coordinator.tasks.group_play import GroupPlay
@@ -26,7 +27,6 @@ from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.lottery import AuditTerms
-from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.scoring import Unscored
 from ledger.book import BookBroken
 from protocol.errors import NotFound, VerifierDown, VerifierFailed

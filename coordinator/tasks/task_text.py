@@ -11,8 +11,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 from coordinator.environments.interface import Observation
+from coordinator.rules.prompt_refs import PromptRef, problem_of
 from coordinator.tasks.chat import PLAIN_CHAT, Chat, ChatTemplate
-from coordinator.transactions.prompts import PromptRef, problem_of
 from protocol.errors import VerifierFailed
 from protocol.policy.architectures import positions_of
 from protocol.policy.codec import PolicyCodec

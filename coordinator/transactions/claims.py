@@ -31,6 +31,7 @@ import sqlalchemy as sa
 
 from coordinator.rules.lease_allowance import is_stale
 from coordinator.rules.lifecycle import GroupState, RolloutState, is_for_learner
+from coordinator.rules.prompt_refs import QUERY, PromptRef
 from coordinator.store.rows import find_row
 from coordinator.store.tables import (
     IS_OPEN,
@@ -59,7 +60,6 @@ from coordinator.transactions.checked_rollouts import CheckedRollout, LeaseHolde
 from coordinator.transactions.leases import LeaseTerms, OpenLease
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.partial_rollouts import SignedFragment, Told
-from coordinator.transactions.prompts import QUERY, PromptRef
 from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import UNFINISHED, GroupState
+from coordinator.rules.prompt_refs import TRAIN, PromptRef
 from coordinator.rules.selection import PromptCandidate, PromptOutcome, SelectionRules, choose
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import groups, is_for_training, outcomes
 from coordinator.transactions import tally
-from coordinator.transactions.prompts import TRAIN, PromptRef
 from ledger.prepared import Prepared
 from protocol.policy import chunks
 from protocol.work.rollout import pack_tokens

@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from coordinator.rules.lease_allowance import MEASURED_MAX
 from coordinator.rules.lengths import OVERTAKEN_MAX, LengthStatistics, WaitingGroup, expected, neighbourhood
 from coordinator.rules.lifecycle import GroupState
+from coordinator.rules.prompt_refs import TRAIN, PromptRef
 from coordinator.rules.selection import SelectionRules
 from coordinator.store.tables import groups, is_for_training, leases, lengths, rollouts
 from coordinator.transactions import curriculum
 from coordinator.transactions.curriculum import Prompt
-from coordinator.transactions.prompts import TRAIN, PromptRef
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
 from protocol.policy import chunks

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from coordinator.rules import lengths
 from coordinator.rules.lifecycle import GroupState
+from coordinator.rules.prompt_refs import QUERY, PromptRef
 from coordinator.store.facts import get_fact
 from coordinator.store.tables import IS_OPEN, groups, is_for_training, leases
 from coordinator.transactions import (
@@ -49,7 +50,6 @@ from coordinator.transactions.leases import (
     set_group,
 )
 from coordinator.transactions.partial_rollouts import Told
-from coordinator.transactions.prompts import QUERY, PromptRef
 from coordinator.transactions.registry import WorkerRow
 from ledger.entry import amount, with_bonus
 from ledger.prepared import Prepared

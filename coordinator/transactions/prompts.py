@@ -5,32 +5,11 @@
 - The problem is chosen once, when the group is made, and stored with it: it does not change with the group's leases.
 """
 
-from typing import Literal, NamedTuple
-
 import sqlalchemy as sa
 
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.store.tables import groups
 from ledger.prepared import Prepared
-from protocol.tasks import Problem, Split, Task
-
-TRAIN: Literal["train"] = "train"
-QUERY: Literal["query"] = "query"
-
-
-class PromptRef(NamedTuple):
-    """A problem of the task, or a query by its number."""
-
-    split: Split | Literal["query"]
-    number: int
-
-
-def problem_of(task: Task, source: PromptRef) -> Problem:
-    """Return the problem that `source` names."""
-    assert source.split != QUERY, "a query is no problem"
-    if source.split == TRAIN:
-        return task.problem(source.number)
-    return task.problems(source.split)[source.number]
-
 
 # Built once: making a statement costs more than running it, and this one runs for every lease and every rollout.
 _source = Prepared(

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState
+from coordinator.rules.prompt_refs import QUERY
 from coordinator.store.tables import (
     IN_NO_BATCH,
     IS_OPEN,
@@ -41,7 +42,6 @@ from coordinator.store.tables import (
 from coordinator.transactions import admission, api_keys
 from coordinator.transactions.key_days import KeyUsage
 from coordinator.transactions.leases import LeaseTerms
-from coordinator.transactions.prompts import QUERY
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
 from protocol.errors import OutOfOrder, Overloaded

@@ -17,13 +17,13 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState, is_for_learner
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.tables import groups, leases, rollouts
 from coordinator.transactions import curriculum, escrow, evaluations, reward_columns, turns
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.lottery import AuditTerms
-from coordinator.transactions.prompts import PromptRef
 from coordinator.transactions.rollouts import move
 from coordinator.transactions.turns import AcceptedTurn
 from ledger.prepared import Prepared, say

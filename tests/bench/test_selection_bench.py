@@ -8,12 +8,12 @@ from bench.learning.subjects import EXAMPLES
 from bench.selection import DATA, EVEN, RULES, SKEWED, play, settings
 from coordinator.config import load
 from coordinator.learner.embedded import make_policy
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.tasks.importing import make_copy
 from coordinator.tasks.kinds import FOLDER
 from coordinator.tasks.task import open_task
 from coordinator.transactions.leases import rules_of
-from coordinator.transactions.prompts import PromptRef
 from protocol.work.rollout import pack_tokens
 
 PROBLEM_COUNT = 4

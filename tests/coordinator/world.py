@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import AuditSection
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.rules.trust import Finding, OwnerStanding
 from coordinator.store import payout_tables, tables
@@ -37,7 +38,6 @@ from coordinator.transactions.claims import Judge
 from coordinator.transactions.leases import LeaseTerms
 from coordinator.transactions.lottery import AuditTerms
 from coordinator.transactions.offers import PromptDraw
-from coordinator.transactions.prompts import PromptRef
 from ledger import store
 from ledger import tables as ledger_tables
 from ledger.accounts import BUDGET, payable, pending

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import module_from_spec
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,14 @@ from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.keys import identity
+from swarm_node.p2p import unused
 from tests.coordinator.served import serve
 from tests.processes.programs import free_address
 from tests.tidy.repository import ROOT
 
 pytestmark = pytest.mark.processes
 
-NEVER = {"torch", "transformers", "numpy", "sqlalchemy", "alembic", "aiohttp", "libp2p", "tuf", "boto3"}
+NEVER = {"torch", "transformers", "numpy", "sqlalchemy", "alembic", "aiohttp", "libp2p", "tuf", "boto3", "pygments"}
 CLIENTS = {"httpx", "httpcore"}
 IMPORTED = re.compile(r"^import time: +\d+ \| +\d+ \| +(\S+)$", re.MULTILINE)
 
@@ -41,7 +43,7 @@ def test_imports_collect_no_garbage_whatever_becomes_of_them() -> None:
 def imports(program: str, *words: str, said: str) -> set[str]:
     """Run a command, and return the modules that it imported, once it has printed what it should."""
     command = [sys.executable, "-P", "-X", "importtime", script(program), *words]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     printed = ran.stdout + IMPORTED.sub("", ran.stderr)
     assert said in printed, printed
     return set(IMPORTED.findall(ran.stderr))
@@ -73,6 +75,28 @@ def test_a_command_of_the_owner_starts_without(
     assert not imports("swarm-node", *command, "--home", str(home), said=said) & unused
 
 
+def test_a_node_between_nodes_starts_without_the_parts_of_libp2p_that_it_does_not_use(tmp_path: Path) -> None:
+    words = ("--blobs", str(tmp_path), "--key", str(tmp_path / "key"), "--listen", "127.0.0.1:0")
+    loaded = imports("swarm-node", "seed", *words, said="peer_id")
+    assert "libp2p.network.swarm" in loaded
+    assert not loaded & {"aioquic", "trio_websocket", "dns", "requests", "zeroconf", "pygments", "botocore"}
+
+
+def test_a_part_of_libp2p_that_is_left_out_can_be_caught_and_not_used() -> None:
+    spec = unused.FINDER.find_spec("libp2p.transport.quic.utils")
+    assert spec is not None
+    part = module_from_spec(spec)
+    made = part.is_quic_multiaddr("/ip4/127.0.0.1/tcp/1")
+    assert not isinstance(ValueError(), part.QUICStreamResetError)
+    assert issubclass(part.QUICStreamResetError, Exception)
+    with pytest.raises(unused.LeftOut):
+        bool(made)
+    with pytest.raises(unused.LeftOut):
+        made.resolve()
+    assert unused.FINDER.find_spec("libp2p.transport.tcp.tcp") is None
+    assert unused.FINDER.find_spec("libp2p.transport.quic_like") is None
+
+
 def test_the_list_of_rounds_starts_without(home: Path) -> None:
     place = f"{home}/rounds.json#{(home / 'directory').read_text()}"
     loaded = imports("swarm-node", "rounds", "--directory", place, "--home", str(home), said="rounds.json")
@@ -100,7 +124,7 @@ def test_the_state_of_a_running_round_is_shown_without(tmp_path: Path) -> None:
                 imports, "swarm-coordinator", "status", str(file), said=served.round.round_id
             )
 
-    assert not asyncio.run(run()) & (NEVER | CLIENTS)
+    assert not asyncio.run(run()) & (NEVER | CLIENTS | {"asyncio"})
 
 
 def test_the_operators_token_is_not_sent_to_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

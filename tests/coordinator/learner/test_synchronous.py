@@ -8,8 +8,8 @@ import torch
 
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.store import tables
-from coordinator.transactions.prompts import PromptRef
 from protocol.tasks import Reward
 from protocol.wire.signing import NodeKey
 from protocol.work.fragment import FragmentPart

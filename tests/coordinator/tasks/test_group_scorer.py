@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from coordinator.base.children import script
 from coordinator.reports import health
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.service import group_scorer
 from coordinator.service.group_scorer import GroupScorer
 from coordinator.service.waiting import WaitingRequests
@@ -21,7 +22,6 @@ from coordinator.tasks.sandbox import Sandbox
 from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import scoring
-from coordinator.transactions.prompts import PromptRef
 from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
 from tests.coordinator.policy_files import policy_files

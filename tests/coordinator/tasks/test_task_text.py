@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.tasks.chat import ChatTemplate
 from coordinator.tasks.task_text import TaskText
-from coordinator.transactions.prompts import PromptRef
 from protocol.errors import ConfigInvalid, VerifierFailed
 from protocol.tasks import ChatMessage, Problem, Reward, Spans, task
 from protocol.work.rollout import pack_tokens, unpack_tokens

@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coordinator.rules.prompt_refs import PromptRef
 from coordinator.store import tables
 from coordinator.transactions import checked_rollouts, claims, partial_rollouts
-from coordinator.transactions.prompts import PromptRef
 from ledger import store
 from ledger.book import BookBroken
 from ledger.entry import Pending

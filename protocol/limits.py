@@ -239,6 +239,12 @@ HELD_CLAIMS_MAX = 2
 """Held claims of one owner, after which it gets no more work until their class is calibrated. Held claims are not
 audited yet, so a forger could go on for ever; a ban follows after as many faults."""
 
+AUDITOR_CASES_AT_ONCE = 32
+"""Cases that our auditor takes together: they share passes of the model, and progress is told after each slice."""
+
+AUDITOR_VERSIONS_MAX = 2
+"""Versions that an auditor has in memory: the one being audited, and the one before it."""
+
 AUDIT_REPORT_MAX_BYTES = 64 * KIB
 """Evidence on one claim: a few findings of eight positions each."""
 

@@ -31,7 +31,7 @@ from swarm_node.base.waiting import first_of
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import round_folder
 from swarm_node.doctor.forecast import record_speed
-from swarm_node.engine.card_engine import EngineCard
+from swarm_node.engine.cards import EngineCard
 from swarm_node.engine.client import Choose
 from swarm_node.engine.pool import EnginePool, open_pool
 from swarm_node.ledger.notices import Notices

@@ -4,4 +4,4 @@ One prefill gives the auditor the distribution that every token was drawn from, 
 `replay` measures, `verdict` judges, `calibration` has the tolerances of honest nodes, `scorer` runs the model.
 """
 
-__all__ = ["auditor", "case", "check", "exact_scorer", "scorer"]
+__all__ = ["auditor", "case", "check", "exact_scorer", "rounding", "scorer"]

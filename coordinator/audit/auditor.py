@@ -3,7 +3,7 @@
 - One or more auditors run beside the coordinator, each with access to the round's folder. A restart or a second auditor
   never judges a claim twice, since the coordinator gives a case to one auditor at a time.
 - A version is rebuilt from its chunks once, and loaded when a case names it: the last S + 2 stay on the disk, with
-  those that the current batch may be compared with; the last `LOADED_MAX` stay in memory.
+  those that the current batch may be compared with; the last `AUDITOR_VERSIONS_MAX` stay in memory.
 - An auditor that works on cases reports that regularly and keeps them, however slow it is: every module that computed
   something counts as progress. Without progress for `audit.timeout_s` it ends itself, and another gets its cases.
 - It requests as many cases as it can finish in that time, so that other auditors get their share.
@@ -60,11 +60,6 @@ log = logging.getLogger(__name__)
 
 THIS_POLICY = "the round's own"
 """The name of the probes' policy in the tolerances."""
-
-LOADED_MAX = 2
-"""The versions in memory: the one being audited, and the one before it."""
-
-CASES_AT_ONCE = 32
 
 CASES_AT_FIRST = 8
 """The number of cases requested until the time of a case is known."""
@@ -143,7 +138,7 @@ class Policies:
     def _of(self, version: int, loaded: "OrderedDict[int, S]", load: "Callable[[Path, Callable[[], None]], S]") -> "S":
         """Return a version that is loaded; free those that were used least recently before another one is loaded."""
         if version not in loaded:
-            while len(loaded) >= LOADED_MAX:
+            while len(loaded) >= limits.AUDITOR_VERSIONS_MAX:
                 loaded.popitem(last=False)
             gc.collect()  # a model forms a reference cycle with its layers' forward functions
             self._watchdog.moved(PREPARE_MAX_S)
@@ -309,7 +304,7 @@ class Auditor:
             judged = [self._replay_alone(taken.version, case, tolerances) for case in taken.cases]
         self._seconds = seconds = max(time.monotonic() - started, 1e-3)
         fitting = int(len(judged) * self._config.audit.timeout_s / seconds)
-        self._at_most = min(max(fitting, 1), 2 * self._at_most, CASES_AT_ONCE)
+        self._at_most = min(max(fitting, 1), 2 * self._at_most, limits.AUDITOR_CASES_AT_ONCE)
         log.info(
             "audited version=%d claims=%d seconds=%.2f findings=%s",
             taken.version, len(judged), seconds, ",".join(verdict.finding for verdict in judged),

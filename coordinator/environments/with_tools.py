@@ -113,7 +113,7 @@ def with_tools(make: Callable[..., Any], tools: Sequence[Tool | str] | None = No
     given = tuple(getattr(make, "tools", ()) if tools is None else tools)
     for tool in named_tools(make, given).values():
         schema_of(tool)  # a function that cannot be a tool is an error now, and not in an episode
-    return type("Environment", (ToolEpisode,), {"make": make, "tools": given, "limits": _limits(limits)})
+    return type("Environment", (ToolEpisode,), {"make": staticmethod(make), "tools": given, "limits": _limits(limits)})
 
 
 def tool_environment(tools: Sequence[Tool], reward: Callable[..., Any], **limits: Any) -> type[ToolEpisode]:

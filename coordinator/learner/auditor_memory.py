@@ -12,21 +12,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from coordinator.audit.auditor import CASES_AT_ONCE, LOADED_MAX
 from coordinator.audit.rounding import PRECISIONS
-from coordinator.audit.scorer import BLOCK, BODY_TOKENS_MAX, HEAD_LOGITS_MAX
+from coordinator.audit.scorer import BLOCK, HEAD_LOGITS_MAX
 from coordinator.config import Config
 from coordinator.learner.simulated import MEASURED_LAYERS, SimulatedModel
 from coordinator.model.batch import Tensors
 from coordinator.model.forward import predict
 from coordinator.model.head import Head
-
-if TYPE_CHECKING:
-    from coordinator.learner.memory import LargestBatch
+from protocol import limits
 
 PROCESS_BYTES = {"cpu": 700 * 2**20, "cuda": 3 * 2**30}
 """Memory of a process with torch and transformers, without any tensor; CUDA's libraries take more."""
@@ -103,14 +100,13 @@ def scored_bytes(words: int) -> int:
     return max(6 * 4 * words, 4 * 4 * words + 3 * 8 * BLOCK)
 
 
-def auditor_need(config: Config, described: Any, batch: "LargestBatch", *, device: str | None = None) -> AuditorNeed:
-    """Return the bytes that the round's auditor needs, or one on another `device`."""
+def auditor_need(config: Config, described: Any, fullest: Tensors, *, device: str | None = None) -> AuditorNeed:
+    """Return the bytes that the round's auditor needs for its `fullest` pass, or one on another `device`."""
     place = device or config.audit.device
     model = SimulatedReplay(described)
     check = model.self_check
-    piece = batch.at_most(CASES_AT_ONCE).fullest_piece(BODY_TOKENS_MAX, config.sampling.max_new_tokens)
-    replay = model.replayed(piece, on_card=place != "cpu")
-    versions = LOADED_MAX * model.weights_bytes
+    replay = model.replayed(fullest, on_card=place != "cpu")
+    versions = limits.AUDITOR_VERSIONS_MAX * model.weights_bytes
     largest = max(weight.nbytes for weight in model.model.parameters())
     phases = {"load": versions + largest, "self-check": versions + check, "replay": versions + replay}
     if measures_rounding(config.audit.classes):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from coordinator.audit.scorer import BODY_TOKENS_MAX
 from coordinator.config import Config
 from coordinator.learner import start
 from coordinator.learner.auditor_memory import PROCESS_BYTES, AuditorNeed, auditor_need
@@ -30,6 +31,7 @@ from coordinator.learner.settings import TrainSettings, train_settings
 from coordinator.learner.simulated import MEASURED_LAYERS, SimulatedPolicy
 from coordinator.model.batch import Tensors
 from coordinator.model.forward import require_supported
+from protocol import limits
 from protocol.errors import ConfigInvalid
 
 PROMPT_TOKENS = 512
@@ -151,8 +153,9 @@ class Simulations:
         """Return the bytes that the round's auditor needs on its device, or on another `device`."""
         place = device or config.audit.device
         if place not in self._auditors:
-            batch = LargestBatch.from_config(config, prompt)
-            self._auditors[place] = auditor_need(config, self._model, batch, device=place)
+            batch = LargestBatch.from_config(config, prompt).at_most(limits.AUDITOR_CASES_AT_ONCE)
+            fullest = batch.fullest_piece(BODY_TOKENS_MAX, config.sampling.max_new_tokens)
+            self._auditors[place] = auditor_need(config, self._model, fullest, device=place)
         return self._auditors[place]
 
     def activations(self, settings: TrainSettings, batch: LargestBatch) -> tuple[int, int]:

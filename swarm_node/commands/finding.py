@@ -16,7 +16,6 @@ from protocol.text.plain import size_text
 from protocol.wire.signing import NodeKey
 from swarm_node.allowance import settings
 from swarm_node.base.clock import now_ms
-from swarm_node.commands import preview
 from swarm_node.commands.next_step import is_running
 from swarm_node.commands.options import EngineChoice
 from swarm_node.coordinator_api.client import Coordinator
@@ -130,7 +129,7 @@ async def verify_all(directories: Directories, found: FoundRounds, price: int, h
 
 
 class Here(NamedTuple):
-    """This machine, as an agent with these options uses it."""
+    """The machine, as an agent with these options uses it."""
 
     engine: str
     options: EngineOptions
@@ -143,6 +142,8 @@ class Here(NamedTuple):
         transport = None if own_network else PublicOnly()
         try:
             await require_contactable(join, own_network=own_network)
+            from swarm_node.commands import preview  # the doctor's libraries: `rounds` alone needs none of them
+
             said = await preview.published(join, NodeKey(bytes(32)), transport)  # nothing is signed with it
             if said.model is not None:
                 memory = self.capacity.memory

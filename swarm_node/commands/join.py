@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ledger.witness import Witnesses
     from swarm_node import member
     from swarm_node.app import AgentRun, RunEarnings, Show
-    from swarm_node.engine.card_engine import EngineCard
+    from swarm_node.engine.cards import EngineCard
     from swarm_node.engine.choose import EngineOptions, HostMachine
     from swarm_node.engine.client import Choose
 

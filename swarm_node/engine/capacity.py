@@ -1,4 +1,4 @@
-"""What this machine can run: the one answer of `join`, `rounds`, `--best` and `doctor`.
+"""The answer to what this machine can run, the same of `join`, `rounds`, `--best` and `doctor`.
 
 - The engine is chosen first: it decides whether cards count or the memory of the machine, and whether cards are joined.
 - With a round's description, `precision.choose_precision` decides by `memory`: engine, precision and number of cards.
@@ -25,7 +25,7 @@ class Capacity(NamedTuple):
     joins_cards: bool = False
     """True if several cards may hold one model together."""
     refused: str = ""
-    """Why no engine can run here; empty if one can."""
+    """The reason why no engine can run here; empty if one can."""
 
     def why_too_large(self, weights_bytes: int) -> str:
         """Return why a model with weights of this size cannot be sampled here; empty if it may, or if nothing is known.

@@ -4,7 +4,7 @@
 - With vLLM, several cards may be joined for one child: they work, rest and fail together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,29 +14,10 @@ import trio
 from protocol.errors import EngineFailed, SwarmError
 from protocol.work.fragment import Begun
 from protocol.work.lease import Prefix
-from swarm_node.engine.client import NOTHING_SET, Choose, EngineClient
+from swarm_node.engine.cards import EngineCard
+from swarm_node.engine.client import Choose, EngineClient
 from swarm_node.engine.messages import GroupDone, GroupGrown, Loaded, SampleRequest
 from swarm_node.engine.throughput import SampleWork
-
-
-class EngineCard(NamedTuple):
-    """A graphics card for one engine child, or several joined ones; without a name, the child's default device."""
-
-    number: int = 0
-    name: str = ""
-    environment: Mapping[str, str] = NOTHING_SET
-    """Variables that make this card, and those joined to it, the only ones that the child sees."""
-    left_out: str = ""
-    """Reason why this node does not use the card; empty if it does."""
-    others: tuple[int, ...] = ()
-    """Numbers of the cards that are joined to this one."""
-    why_joined: str = ""
-    """Reason why cards are joined; empty if none is."""
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Numbers of all cards of the child."""
-        return (self.number, *self.others)
 
 
 def card_names(card: EngineCard) -> str:

@@ -12,13 +12,34 @@
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine.card_engine import EngineCard
 from swarm_node.engine.vllm.command import JOINED
 from swarm_node.machine.gpu import Card, GpuProbe, Vendor, only_cards
 
 GB = 10**9
+
+
+class EngineCard(NamedTuple):
+    """A graphics card for one engine child, or several joined ones; without a name, the child's default device."""
+
+    number: int = 0
+    name: str = ""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """Variables that make this card, and those joined to it, the only ones that the child sees."""
+    left_out: str = ""
+    """Reason why this node does not use the card; empty if it does."""
+    others: tuple[int, ...] = ()
+    """Numbers of the cards that are joined to this one."""
+    why_joined: str = ""
+    """Reason why cards are joined; empty if none is."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of all cards of the child."""
+        return (self.number, *self.others)
+
 
 ON_CPU = (EngineCard(),)
 """One child, which chooses its device itself."""

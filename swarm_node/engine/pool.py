@@ -28,11 +28,11 @@ from swarm_node.engine.card_engine import (
     UNLIMITED,
     CardEngine,
     CardPermit,
-    EngineCard,
     LoadTarget,
     PlacedGroup,
     joined_permit,
 )
+from swarm_node.engine.cards import EngineCard
 from swarm_node.engine.client import ANSWER_TIMEOUT_S, Choose, EngineClient
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest
 from swarm_node.engine.throughput import SampleWork, Throughput, measure

@@ -17,7 +17,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from tokenizers import Tokenizer
 
-from coordinator.audit.auditor import CASES_AT_ONCE, FINDINGS
+from coordinator.audit.auditor import FINDINGS
 from coordinator.audit.case import opened
 from coordinator.audit.check import ExactReplay, audit
 from coordinator.audit.exact_scorer import ExactScorer
@@ -32,6 +32,7 @@ from coordinator.transactions import audits
 from coordinator.transactions.claims import Judge
 from coordinator.transactions.offers import PromptDraw
 from ledger.tables import claims_table
+from protocol import limits
 from protocol.policy.manifest import Sampler
 from protocol.tasks import Problem, task
 from protocol.work.auditing import AuditCase, CaseFile, Cases, Judged
@@ -154,7 +155,11 @@ class Arena:
 
     def _take(self) -> Cases:
         taken: Cases = self.world.run(
-            audits.assign_cases, "auditor", CASES_AT_ONCE, terms=self.world.audits, now_ms=self.world.now_ms
+            audits.assign_cases,
+            "auditor",
+            limits.AUDITOR_CASES_AT_ONCE,
+            terms=self.world.audits,
+            now_ms=self.world.now_ms,
         )
         return taken
 

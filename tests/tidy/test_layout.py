@@ -41,6 +41,7 @@ FRAGMENTS = {
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/service/turn_watch.py": "one kind of waiting, as idle_nodes and query_watch beside it",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
+    "coordinator/transactions/prompts.py": "the problem of a group, which benches of training read, too",
     "coordinator/transactions/rails/files.py": "writes what each rail's module returns",
     "coordinator/transactions/rails/manual.py": "one module per rail",
     "coordinator/transactions/rails/paypal.py": "one module per rail",

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.audit.auditor import LOADED_MAX, Policies
+from coordinator.audit.auditor import Policies
 from coordinator.audit.scorer import VersionScorer
 from coordinator.model.watchdog import Watchdog
 from coordinator.rules.replay import Prefill
+from protocol.limits import AUDITOR_VERSIONS_MAX
 from tests.tiny_policy import make_tiny_policy
 
 TOKENS = np.array([19, 20, 13, 31], np.uint32)
@@ -44,6 +45,6 @@ def test_a_version_leaves_memory_before_another_is_loaded(tmp_path: Path) -> Non
     policies = Policies(no_archive, tmp_path, 9, load, Watchdog(0), no_archive)
     for version in VERSIONS:
         policies.score(version, CLAIMS)
-    assert alive == [min(count, LOADED_MAX - 1) for count in range(len(VERSIONS))]
+    assert alive == [min(count, AUDITOR_VERSIONS_MAX - 1) for count in range(len(VERSIONS))]
     policies.score(VERSIONS[-2], CLAIMS)
     assert len(alive) == len(VERSIONS), "the last ones are still there"

@@ -19,7 +19,7 @@ from tests.tiny_policy import make_other_policy
 
 PROMPT, LENGTH, SAMPLES = 40, 120, 8
 GROUPS = BODY_TOKENS_MAX // (PROMPT + SAMPLES * LENGTH)
-"""They fill one pass."""
+"""Groups that fill one pass."""
 
 
 def round_of(**audit: Any) -> Config:
@@ -31,7 +31,7 @@ def predicted(shape: str, dtype: torch.dtype, **audit: Any) -> AuditorNeed:
     described = copy.deepcopy(SHAPES[shape])
     described.dtype = dtype
     batch = LargestBatch(groups=GROUPS, samples=SAMPLES, prompt=PROMPT)
-    return auditor_need(round_of(**audit), described, batch)
+    return auditor_need(round_of(**audit), described, batch.fullest_piece(BODY_TOKENS_MAX, LENGTH))
 
 
 def claims() -> list[Prefill]:

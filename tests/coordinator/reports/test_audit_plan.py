@@ -1,4 +1,4 @@
-"""Whether an auditor keeps up with what nodes deliver, by stated speeds."""
+"""The share of the nodes' work that an auditor can replay, by stated speeds."""
 
 from dataclasses import replace
 from typing import Any

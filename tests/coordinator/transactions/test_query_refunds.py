@@ -1,4 +1,4 @@
-"""What a key gets back when an answer that no caller has is void."""
+"""Refunds to a key for an answer that no caller has and that is void."""
 
 from pathlib import Path
 

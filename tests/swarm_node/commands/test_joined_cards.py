@@ -8,7 +8,7 @@ import pytest
 from protocol.errors import EngineFailed
 from swarm_node.commands.join import FittingRound, alike
 from swarm_node.coordinator_api.join_string import JoinString
-from swarm_node.engine.card_engine import EngineCard
+from swarm_node.engine.cards import EngineCard
 from swarm_node.member import MemberSettings
 
 NEEDED = {"large": 2, "small": 1, "odd": 1}

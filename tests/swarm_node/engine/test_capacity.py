@@ -1,4 +1,4 @@
-"""What a machine can run: lists of rounds say the same as `join`, on fake machines."""
+"""The answer to what a machine can run: lists of rounds say the same as `join`, on fake machines."""
 
 import pytest
 

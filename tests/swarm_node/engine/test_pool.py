@@ -13,7 +13,7 @@ import trio
 
 from protocol.errors import EngineFailed
 from protocol.work.rollout import pack_tokens
-from swarm_node.engine.card_engine import EngineCard
+from swarm_node.engine.cards import EngineCard
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, SampleRequest
 from swarm_node.engine.pool import DEATHS_MAX, EnginePool, open_pool

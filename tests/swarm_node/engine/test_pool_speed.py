@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from swarm_node.engine.card_engine import CardEngine, CardPermit, EngineCard, JoinedPermit
+from swarm_node.engine.card_engine import CardEngine, CardPermit, JoinedPermit
+from swarm_node.engine.cards import EngineCard
 from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import Loaded, SamplingStats
 from swarm_node.engine.pool import EnginePool

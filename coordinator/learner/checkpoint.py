@@ -253,6 +253,8 @@ class _OnlyTensors(DefaultLoadPlanner):
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module == "pathlib._local":  # the place of its classes in Python 3.13 alone; another Python may have written
+            module = "pathlib"
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _METADATA_MAY_NAME:
             return super().find_class(module, name)

@@ -1,10 +1,6 @@
-"""SQLite engines with the settings that the store asks of its caller.
-
-Each closes its connections when nobody holds it any more: since Python 3.13 an open one that is forgotten is a warning.
-"""
+"""SQLite engines with the settings that the store asks of its caller."""
 
 import sqlite3
-import weakref
 from pathlib import Path
 
 from sqlalchemy import Engine, create_engine, event
@@ -12,7 +8,7 @@ from sqlalchemy.pool import StaticPool
 
 
 def sqlite_memory() -> Engine:
-    return _closed_at_last(create_engine("sqlite://", poolclass=StaticPool))
+    return create_engine("sqlite://", poolclass=StaticPool)
 
 
 def sqlite_file(path: Path) -> Engine:
@@ -23,9 +19,4 @@ def sqlite_file(path: Path) -> Engine:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
 
-    return _closed_at_last(engine)
-
-
-def _closed_at_last(engine: Engine) -> Engine:
-    weakref.finalize(engine, engine.pool.dispose)
     return engine

@@ -238,3 +238,9 @@ def test_a_failure_of_one_ranks_machine_says_nothing_of_the_files(
     monkeypatch.setattr(checkpoint, "require_whole", lambda _: None)
     with pytest.raises(RuntimeError if is_local else ConfigInvalid, match="read"):
         checkpoint.read_tensors(tmp_path, {}, Ranks())
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_a_path_that_another_python_wrote_is_read(module: str) -> None:
+    pickled = f"c{module}\nPosixPath\n(Va/b\ntR.".encode()
+    assert checkpoint._MetadataUnpickler(io.BytesIO(pickled)).load() == Path("a/b")

@@ -9,7 +9,7 @@ import pytest
 from tests.processes.light_node import at_work
 from tests.processes.programs import Swarm, script, until
 from tests.processes.rounds import Coordinator
-from tests.processes.training import KAPPA, training
+from tests.processes.training import KAPPA, MOVING, training
 
 pytestmark = pytest.mark.processes
 
@@ -24,9 +24,9 @@ def audited(coordinator: Coordinator, *words: str) -> subprocess.CompletedProces
 def test_a_volunteer_replays_an_update_and_finds_a_checkpoint_that_is_not_the_logs(
     swarm: Swarm, policy: Path, tmp_path: Path
 ) -> None:
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, kept_one_in=1))
+    settings = dict(training(policy, learning_rate=1e-3, kept_one_in=1))
     settings["round"] = {"max_updates": UPDATES}
-    settings["objective"] = {"beta": 0.01}  # so that every update changes something, whatever the rewards
+    settings["objective"] = MOVING  # so that every update changes something, whatever the rewards
     coordinator = Coordinator(swarm, settings).start(learner=True)
     with at_work(coordinator.join_string):
         until("the round to end", lambda: coordinator.status()["finished"])

@@ -12,7 +12,7 @@ import pytest
 from tests.processes.light_node import at_work
 from tests.processes.programs import Swarm, script, until
 from tests.processes.rounds import Coordinator
-from tests.processes.training import KAPPA, child, learner_log, resumed_at, training
+from tests.processes.training import KAPPA, MOVING, child, learner_log, resumed_at, training
 
 pytestmark = pytest.mark.processes
 
@@ -21,9 +21,8 @@ LABOURERS = 2
 
 @pytest.fixture(scope="module")
 def coordinator(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
-    # Nobody is right about anything here: decay, and the pull back from it, make every state another one.
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, groups_per_update=8))
-    settings["objective"] = {"beta": 0.01}
+    settings = dict(training(policy, learning_rate=1e-3, groups_per_update=8))
+    settings["objective"] = MOVING
     settings["staleness"] = {"max_updates": 60, "publish_every": KAPPA}
     made = Coordinator(swarm, settings).start(learner=True)
     with at_work(*[made.join_string] * LABOURERS):

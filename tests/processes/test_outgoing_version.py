@@ -9,7 +9,7 @@ from tests.processes.light_node import at_work
 from tests.processes.programs import PATIENCE_S, Program, Swarm, script
 from tests.processes.relay import Relay
 from tests.processes.rounds import Coordinator
-from tests.processes.training import KAPPA, assert_versions_and_batches_are_whole, training
+from tests.processes.training import KAPPA, MOVING, assert_versions_and_batches_are_whole, training
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +26,7 @@ def learner(swarm: Swarm, coordinator: Coordinator, relay: Relay, folder: Path) 
 
 @pytest.mark.slow
 def test_updates_go_on_during_an_upload_and_a_kill_there_costs_nothing(swarm: Swarm, policy: Path) -> None:
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1), objective={"beta": 0.01})
+    settings = dict(training(policy, learning_rate=1e-3), objective=MOVING)
     coordinator = Coordinator(swarm, settings).start()
     relay, folder = Relay(coordinator.address), swarm.folder / "elsewhere"
     first = learner(swarm, coordinator, relay, folder)

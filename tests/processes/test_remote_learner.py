@@ -13,7 +13,7 @@ from tests.processes.light_node import at_work
 from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
 from tests.processes.relay import Relay
 from tests.processes.rounds import Coordinator
-from tests.processes.training import KAPPA, assert_versions_and_batches_are_whole, training
+from tests.processes.training import KAPPA, MOVING, assert_versions_and_batches_are_whole, training
 
 pytestmark = pytest.mark.processes
 
@@ -47,8 +47,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(swarm: Swarm, policy: Path) -> Iterator[Scene]:
-    # Nobody is right about anything here: decay, and the pull back from it, make every version another one.
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1), objective={"beta": 0.01})
+    settings = dict(training(policy, learning_rate=1e-3), objective=MOVING)
     coordinator = Coordinator(swarm, settings).init()
     relay, folder = Relay(coordinator.address), swarm.folder / "elsewhere"
     learner = swarm.start(

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tests.processes.light_node import at_work
 from tests.processes.programs import Swarm, script, until
 from tests.processes.rounds import Coordinator, assert_ledger_is_sound, other_weights
-from tests.processes.training import KAPPA, child, learner_log, resumed_at, training
+from tests.processes.training import KAPPA, MOVING, child, learner_log, resumed_at, training
 
 pytestmark = pytest.mark.processes
 
@@ -22,9 +22,8 @@ LABOURERS = 2
 
 @pytest.fixture(scope="module")
 def coordinator(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
-    # Nobody is right about anything here: decay, and the pull back from it, make every version another one.
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, groups_per_update=8))
-    settings["objective"] = {"beta": 0.01}
+    settings = dict(training(policy, learning_rate=1e-3, groups_per_update=8))
+    settings["objective"] = MOVING
     settings["staleness"] = {"max_updates": 60, "publish_every": KAPPA}  # and so many versions are kept
     made = Coordinator(swarm, settings).start(learner=True)
     with at_work(*[made.join_string] * LABOURERS, samples_for_s=0.25):

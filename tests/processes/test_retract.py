@@ -16,16 +16,15 @@ from protocol.work.rollout import RolloutClaim, Sample, pack_logprobs, pack_toke
 from tests.processes.light_node import Labourer, LightNode, at_work
 from tests.processes.programs import PATIENCE_S, Swarm, script, until
 from tests.processes.rounds import Coordinator, assert_ledger_is_sound, join, node_id_of
-from tests.processes.training import KAPPA, child, learner_log, resumed_at, training
+from tests.processes.training import KAPPA, MOVING, child, learner_log, resumed_at, training
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
 def coordinator(swarm: Swarm, policy: Path) -> Coordinator:
-    # Nobody is right about anything here: decay, and the pull back from it, make every update change the policy.
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, kept_checkpoints=3, kept_one_in=1))
-    settings["objective"] = {"beta": 0.01}
+    settings = dict(training(policy, learning_rate=1e-3, kept_checkpoints=3, kept_one_in=1))
+    settings["objective"] = MOVING
     settings["staleness"] = {"max_updates": 60, "publish_every": KAPPA}
     return Coordinator(swarm, settings).start(learner=True)
 
@@ -149,8 +148,8 @@ def test_a_stopped_round_is_retracted_by_the_command_alone(coordinator: Coordina
 
 @pytest.mark.slow
 def test_updates_of_two_ranks_are_replayed_by_two(swarm: Swarm, policy: Path) -> None:
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, kept_one_in=1, processes=2))
-    settings["objective"] = {"beta": 0.01}
+    settings = dict(training(policy, learning_rate=1e-3, kept_one_in=1, processes=2))
+    settings["objective"] = MOVING
     settings["staleness"] = {"max_updates": 60, "publish_every": KAPPA}
     coordinator = Coordinator(swarm, settings, name="two ranks").start(learner=True)
     worked(coordinator, 2)
@@ -191,8 +190,8 @@ def test_a_trigger_attack_that_late_audits_let_pass_is_found_and_taken_back_whil
     swarm: Swarm, policy: Path
 ) -> None:
     """Real nodes, learner and auditor: they follow the new version, and nobody's credit changes by the retraction."""
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, kept_checkpoints=3))
-    settings["objective"] = {"beta": 0.01}
+    settings = dict(training(policy, learning_rate=1e-3, kept_checkpoints=3))
+    settings["objective"] = MOVING
     settings["staleness"] = {"max_updates": 8, "publish_every": KAPPA}
     settings["learner"] = {**settings["learner"], "groups_per_update": 16}  # fewer updates to make again
     settings["audit"] = {

@@ -14,6 +14,10 @@ KAPPA = 3
 GROUPS_PER_UPDATE = 2
 
 
+MOVING = {"entropy_bonus": 0.01}
+"""The objective of a round in which nobody is right about anything: the bonus makes every version another one."""
+
+
 def training(policy: Path, **learner: Any) -> Settings:
     """A round that does not end by itself."""
     return {

@@ -19,7 +19,7 @@ from coordinator.base.children import script
 from coordinator.cli import app
 from coordinator.config import Config, parse
 from coordinator.learner import memory
-from coordinator.learner.algorithm import Algorithm
+from coordinator.learner.algorithm import PRESETS
 from coordinator.learner.memory import Estimate, LargestBatch, Simulations, described, estimate
 from coordinator.learner.memory_plan import GIB, RESERVED_BYTES, auditors_card
 from coordinator.learner.memory_plan import parse as parse_cards
@@ -72,15 +72,24 @@ SHAPES: dict[str, PreTrainedConfig] = {
     ),
 }
 
-PLAIN = TrainSettings(learning_rate=1e-3, warmup_updates=1, max_completion_length=48, micro_batch_tokens=650)
+NOTHING_DROPPED = PRESETS["echo2"]
+PLAIN = TrainSettings(
+    algorithm=NOTHING_DROPPED,
+    learning_rate=1e-3,
+    warmup_updates=1,
+    max_completion_length=48,
+    micro_batch_tokens=650,
+)
 WAYS = {
     "all weights": PLAIN,
     "all weights, bf16, layers twice": replace(PLAIN, dtype="bfloat16", gradient_checkpointing=True),
     "all weights, one piece": replace(PLAIN, micro_batch_tokens=0),
     "all weights, moments in bf16": replace(PLAIN, optimizer_dtype="bfloat16"),
     "LoRA, bf16": replace(PLAIN, lora_rank=8, dtype="bfloat16"),
-    "entropy bonus": replace(PLAIN, algorithm=Algorithm(entropy_bonus=0.01)),
-    "LoRA, bf16, entropy bonus": replace(PLAIN, lora_rank=8, dtype="bfloat16", algorithm=Algorithm(entropy_bonus=0.01)),
+    "entropy bonus": replace(PLAIN, algorithm=replace(NOTHING_DROPPED, entropy_bonus=0.01)),
+    "LoRA, bf16, entropy bonus": replace(
+        PLAIN, lora_rank=8, dtype="bfloat16", algorithm=replace(NOTHING_DROPPED, entropy_bonus=0.01)
+    ),
 }
 BATCH = LargestBatch(groups=3, samples=8, prompt=24)
 GROUPS = tuple(

@@ -208,7 +208,7 @@ class Trl:
         from trl import GRPOTrainer
 
         arguments = grpo_config(
-            output_dir=str(folder / "trl"),
+            output_dir=tempfile.mkdtemp(),
             gradient_checkpointing=way.recompute,
             per_device_train_batch_size=8,
             num_generations=8,

@@ -17,9 +17,6 @@ def main() -> None:
         leave_out(*UNUSED)
         with quick_imports():
             from swarm_node import cli
-            from swarm_node.p2p import unused
-
-        unused.leave_out()
         cli.main()
     except KeyboardInterrupt:  # before the program handles the signal itself
         sys.exit(130)

@@ -7,8 +7,8 @@
 - A step is computed in pieces whose gradients add up to that of the whole. Samples with an advantage of zero are scored
   without a gradient.
 - A step whose gradient is not finite is skipped: one absurd reward must not turn every weight into NaN.
-- A step whose gradient is zero is skipped, too, such as one whose samples the correction dropped: AdamW would move the
-  weights by the gradients of earlier batches, without evidence. A batch of equal rewards has always made no step.
+- A step whose gradient is zero, such as one whose samples the correction dropped, is a step of AdamW as any other, and
+  is counted: the moments of earlier batches still move the weights a little.
 - After a restore the next update is bit for bit the one that would have followed.
 - If several ranks train the policy (see `ranks`), each computes some of the pieces, holds its shard of all weights, and
   has every log-probability and every metric afterwards. All of them call the same methods in the same order.
@@ -170,13 +170,12 @@ class TrainedPolicy:
             norms.append(norm)
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = rate
-            if not isfinite(norm):  # every weight would become NaN, also in the next checkpoint
-                skipped += 1
-            elif norm == 0.0:
-                empty += 1
-            else:
+            empty += norm == 0.0
+            if isfinite(norm):  # otherwise every weight would become NaN, also in the next checkpoint
                 self.before_change()
                 self._optimizer.step()
+            else:
+                skipped += 1
         self._optimizer.zero_grad()  # a gradient is as large as the weights, and is not needed until the next update
         self.update += 1
         _, metrics = policy_loss(table, terms, self._settings.algorithm, entropy)

@@ -39,7 +39,7 @@ _WORDS = {
     "learner/grad_norm": (HEALTHY, "Size of the gradient", "Peaks are clipped; a lasting rise is a warning."),
     "learner/learning_rate": (HEALTHY, "Learning rate", "Step size of the optimizer."),
     "learner/skipped": (HEALTHY, "Skipped updates", "1 where the gradient was not finite and nothing changed."),
-    "learner/empty": (HEALTHY, "Empty steps", "Steps without a gradient: no sample taught anything, nothing changed."),
+    "learner/empty": (HEALTHY, "Empty steps", "Steps without a gradient: no sample taught anything."),
     "staleness/mean": (HEALTHY, "Age of the answers, mean", "In updates. Older answers teach less."),
     "staleness/max": (HEALTHY, "Age of the answers, oldest", "In updates; the round has a bound for it."),
     "learner/outgoing_s": (FAST, "Time to hand over a version", "Seconds in which the learner stood still for it."),

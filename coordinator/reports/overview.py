@@ -171,7 +171,7 @@ def _learning(status: Mapping[str, Any]) -> Iterator[str]:
     if answers := "; ".join(filter(None, (words("length", "cut"), words("dropped", "kl")))):
         yield answers
     if empty := status.get("updates_empty_lately"):
-        yield f"{empty} of the last 32 updates had a step without a gradient, which changed nothing"
+        yield f"{empty} of the last 32 updates had a step without a gradient: no sample taught anything"
     if takes_s := status.get("update_interval_s"):
         pace = f"an update takes {duration_text(takes_s)}"
         if "train_s" in found and "tokens_per_s" in found:

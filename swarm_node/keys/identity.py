@@ -79,12 +79,16 @@ def put(path: Path, seed: bytes) -> None:
 def _create(path: Path, seed: bytes | None = None) -> None:
     """Create a key file atomically; a file that another process created meanwhile stays."""
     # A temporary file is readable by its owner only, from its first byte on.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
-        file.write((seed or secrets.token_bytes(32)).hex())
-        file.flush()
-        os.fsync(file.fileno())
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write((seed or secrets.token_bytes(32)).hex())
+            file.flush()
+            os.fsync(file.fileno())
         with suppress(FileExistsError):
-            os.link(file.name, path)
+            os.link(temporary, path)
+    finally:
+        Path(temporary).unlink()
     sync_folder(path.parent)
 
 

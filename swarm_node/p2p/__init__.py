@@ -7,4 +7,4 @@
 - `workarounds` holds every other departure from stock py-libp2p, with the defect that makes it necessary.
 """
 
-__all__ = ["download", "fetch", "host", "serve", "unused"]
+__all__ = ["download", "fetch", "host", "serve"]

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
-from importlib.util import module_from_spec
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import JoinString
 from swarm_node.keys import identity
-from swarm_node.p2p import unused
 from tests.coordinator.served import serve
 from tests.processes.programs import free_address
 from tests.tidy.repository import ROOT
@@ -73,28 +71,6 @@ def test_a_command_of_the_owner_starts_without(
     home: Path, command: tuple[str, ...], said: str, unused: set[str]
 ) -> None:
     assert not imports("swarm-node", *command, "--home", str(home), said=said) & unused
-
-
-def test_a_node_between_nodes_starts_without_the_parts_of_libp2p_that_it_does_not_use(tmp_path: Path) -> None:
-    words = ("--blobs", str(tmp_path), "--key", str(tmp_path / "key"), "--listen", "127.0.0.1:0")
-    loaded = imports("swarm-node", "seed", *words, said="peer_id")
-    assert "libp2p.network.swarm" in loaded
-    assert not loaded & {"aioquic", "trio_websocket", "dns", "requests", "zeroconf", "pygments", "botocore"}
-
-
-def test_a_part_of_libp2p_that_is_left_out_can_be_caught_and_not_used() -> None:
-    spec = unused.FINDER.find_spec("libp2p.transport.quic.utils")
-    assert spec is not None
-    part = module_from_spec(spec)
-    made = part.is_quic_multiaddr("/ip4/127.0.0.1/tcp/1")
-    assert not isinstance(ValueError(), part.QUICStreamResetError)
-    assert issubclass(part.QUICStreamResetError, Exception)
-    with pytest.raises(unused.LeftOut):
-        bool(made)
-    with pytest.raises(unused.LeftOut):
-        made.resolve()
-    assert unused.FINDER.find_spec("libp2p.transport.tcp.tcp") is None
-    assert unused.FINDER.find_spec("libp2p.transport.quic_like") is None
 
 
 def test_the_list_of_rounds_starts_without(home: Path) -> None:

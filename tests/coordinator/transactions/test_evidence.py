@@ -32,7 +32,7 @@ ELSEWHERE = {
         errors.CheckpointInvalid, errors.ProofInvalid, errors.NotWitnessed, errors.DiskFull, errors.EngineFailed,
         errors.EngineNotStarted,
         errors.AuditFailed, errors.VerifierFailed, errors.VerifierDown, errors.Unreachable, errors.Overloaded,
-        errors.AnswerChanged, errors.ConfigInvalid, errors.FieldRefused, errors.Misdirected,
+        errors.AnswerChanged, errors.ConfigInvalid, errors.FieldRefused, errors.Misdirected, errors.KeyInUse,
     )
 }  # fmt: skip
 """No submitted rollout is rejected with these; `disk_full` and `overloaded` say when to send it again."""

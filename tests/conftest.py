@@ -70,4 +70,5 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         # Mounting needs root; a file size limit, which does not, is tested as a full disk everywhere.
         pytest.skip("this user may not mount a small file system")
     yield target
+    gc.collect()  # files there that only a failure's traceback still holds open
     subprocess.run(["umount", target], check=True)

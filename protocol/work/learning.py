@@ -1,6 +1,6 @@
 """Messages between the learner and the coordinator: a batch in, a report and a new version out.
 
-- The learner is a client like any other, with the operator's credential instead of a node key. It may repeat every call.
+- The learner is a client like any other, with the operator's credential instead of a node key; it may repeat all calls.
 - It begins with `state`, gets `batches/<n>`, which may be larger than other messages, and settles it with `reports`.
 - Batch n leads from update n - 1 to update n; a repeated request gets the same batch.
 - `commitments` takes an `UpdateCommitment`, which becomes an `update` of the ledger unless it breaks the chain.

@@ -1,7 +1,11 @@
 """Messages between auditors and the coordinator, and a node's view of a verdict.
 
 - An auditor is a client like the learner, with the operator's credential; there may be several.
-- Cases are reserved for a limited time; verdicts are evidence, kept for the node concerned.
+- It may repeat all calls.
+- `take` reserves at most `limits.AUDIT_CASES_MAX` cases of one version for `audit.timeout_s`; its reply may be larger
+  than other messages. `hold`, sent every third of that time, keeps them. A second `take` loses the cases in hand.
+- A lost case is given out alone, and pardoned after the third time.
+- Verdicts are evidence, kept for the node concerned; the first one on a claim counts.
 """
 
 from typing import Annotated, Literal

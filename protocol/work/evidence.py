@@ -39,7 +39,7 @@ class RejectionEvidence(Message):
 
     code: Text
     step: Text
-    """The step of intake: size, schema, signature, nonce, lease, duplicate, version, tokens, reward or budget."""
+    """The step of intake: size, schema, signature, nonce, lease, duplicate, version, tokens or budget."""
     claim_id: Hex64
     field: Text
     """The field that breaks the rule."""

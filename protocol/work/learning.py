@@ -1,7 +1,11 @@
 """Messages between the learner and the coordinator: a batch in, a report and a new version out.
 
-- The learner is a client like any other, with the operator's credential instead of a node key.
+- The learner is a client like any other, with the operator's credential instead of a node key; it may repeat all calls.
+- It begins with `state`, gets `batches/<n>`, which may be larger than other messages, and settles it with `reports`.
 - Batch n leads from update n - 1 to update n; a repeated request gets the same batch.
+- `commitments` takes an `UpdateCommitment`, which becomes an `update` of the ledger unless it breaks the chain.
+- To publish, it sends each changed file by `PUT uploads/<version>/<file>?digest=<BLAKE3>`, then a `Publication` to
+  `versions`. `GET uploads/<version>` has the files of the version before.
 """
 
 from pydantic import Field

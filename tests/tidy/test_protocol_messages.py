@@ -1,7 +1,8 @@
-"""docs/protocol.md gives messages the fields that they have.
+"""docs/protocol.md and docs/ledger.md give messages the fields that they have.
 
-- A message stands there as `Name {field, field: what it is, …}`.
+- A message stands there as `Name {field, field: what it is, …}`, with its name and the brace on one line.
 - An entry of the ledger or a statement of an owner stands on a line of its own: its kind, and the other fields.
+- Every message stands in one of them, except those that only the operator's programs send.
 """
 
 import importlib
@@ -15,7 +16,11 @@ import pytest
 from protocol.wire.message import Message
 from tests.tidy.repository import python_files, report, text
 
-PROTOCOL = Path("docs/protocol.md")
+PAGES = (Path("docs/protocol.md"), Path("docs/ledger.md"))
+OPERATORS = ("protocol.work.learning", "protocol.work.auditing")
+"""Modules with messages of the operator's programs; some of these messages others read, too."""
+
+MESSAGE, KIND = re.compile(r"\b([A-Z][A-Za-z]+) +\{"), re.compile(r"^    ([a-z_]+) +\{", re.MULTILINE)
 
 Fields = frozenset[str]
 
@@ -41,8 +46,8 @@ def real() -> dict[str, set[Fields]]:
 
 
 def written(where: re.Pattern[str]) -> list[tuple[str, Fields]]:
-    """Return what stands in the document: the names that a pattern finds before a brace, and the fields within."""
-    document = text(PROTOCOL)
+    """Return what stands in the pages: the names that a pattern finds before a brace, and the fields within."""
+    document = "\n".join(map(text, PAGES))
     return [(match[1], frozenset(names_from(document[match.end() :]))) for match in where.finditer(document)]
 
 
@@ -59,18 +64,31 @@ def names_from(rest: str) -> Iterator[str]:
             continue
         depth += (sign in "{[") - (sign in "}]")
         word += sign
-    raise AssertionError(f"{PROTOCOL}: a brace is not closed: {rest[:80]}")
+    raise AssertionError(f"a brace is not closed: {rest[:80]}")
 
 
 @pytest.mark.parametrize(
     ("where", "at_least"),
-    [(re.compile(r"\b([A-Z][A-Za-z]+) +\{"), 40), (re.compile(r"^    ([a-z_]+) +\{", re.MULTILINE), 19)],
+    [(MESSAGE, 40), (KIND, 19)],
     ids=["messages", "kinds"],
 )
 def test_the_protocol_document_gives_messages_their_fields(
     real: dict[str, set[Fields]], where: re.Pattern[str], at_least: int
 ) -> None:
     found = written(where)
-    assert len(found) >= at_least, f"{PROTOCOL}: only {len(found)} messages were found"
+    assert len(found) >= at_least, f"only {len(found)} messages were found"
     wrong = [(name, said, real.get(name, set())) for name, said in found if said not in real.get(name, set())]
-    report([f"{PROTOCOL}: {name}: {sorted(said)} should be {[*map(sorted, fields)]}" for name, said, fields in wrong])
+    report([f"{name}: {sorted(said)} should be {[*map(sorted, fields)]}" for name, said, fields in wrong])
+
+
+@pytest.mark.usefixtures("real")
+def test_every_message_of_a_node_or_a_reader_stands_in_the_documents() -> None:
+    """Another implementer has no other list of them."""
+    written_names = {name for where in (MESSAGE, KIND) for name, _ in written(where)}
+    names = {
+        model.__name__: {model.__name__, getattr(model.model_fields.get("kind"), "default", None)}
+        for model in below(Message)
+        if model.__module__.startswith(("protocol.", "ledger."))  # other tests import the programs, too
+        and not (model.__name__.startswith("_") or model.__module__ in OPERATORS)
+    }
+    report([f"{name} does not stand in {PAGES}" for name, known in names.items() if not known & written_names])

@@ -1,4 +1,4 @@
-// The kinds of entries of a ledger and their fields, as docs/protocol.md lists them. Any other field is refused.
+// The kinds of entries of a ledger and their fields, as docs/ledger.md lists them. Any other field is refused.
 
 import { decode } from "./msgpack.js";
 import { demand } from "./signed.js";

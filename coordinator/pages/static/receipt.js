@@ -1,4 +1,4 @@
-// Checks a receipt of the ledger as docs/protocol.md specifies:
+// Checks a receipt of the ledger as docs/ledger.md specifies:
 //
 // (1) the first root document hashes to the round id; each later one is signed by the previous one's keys and its own;
 // (2) the checkpoint is signed by a ledger key that one of these roots names;

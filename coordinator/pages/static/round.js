@@ -1,4 +1,4 @@
-// Checks a whole round from its public files, as `swarm-node ledger verify` does (docs/protocol.md, "The log"):
+// Checks a whole round from its public files, as `swarm-node ledger verify` does (docs/ledger.md, "The log"):
 //
 // (1) the root documents are one chain, from the pinned one; the checkpoint is signed by the newest ledger key;
 // (2) every entry is valid and possible after those before it;

@@ -1,4 +1,4 @@
-// The ledger from its static tiles, written from docs/protocol.md, "The log": C2SP's tlog-tiles over RFC 6962.
+// The ledger from its static tiles, written from docs/ledger.md, "The log": C2SP's tlog-tiles over RFC 6962.
 //
 // - Nothing that a tile says is believed: a proof made of tiles must end in the root that the ledger's key has signed.
 

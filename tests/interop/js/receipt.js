@@ -1,4 +1,4 @@
-// A receipt, written from docs/protocol.md, "Receipts and proofs": entries that are in the log, by the round's id alone.
+// A receipt, written from docs/ledger.md, "Receipts and proofs": entries that are in the log, by the round's id alone.
 
 import { decode, fields, message } from './canonical.js'
 import { demand } from './errors.js'

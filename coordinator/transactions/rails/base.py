@@ -68,5 +68,5 @@ class Rail(Protocol):
         ...
 
     def status(self, reference: str) -> Status:
-        """Return the status of a payment; `FAILED` only if it can never pay any more, for then `send` is called again."""
+        """Return the status of a payment; `FAILED` only if it can never pay any more: `send` is then called again."""
         ...

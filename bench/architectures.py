@@ -1,4 +1,4 @@
-"""Every architecture through every part, and the table of docs/learning.md, which it writes.
+"""Every architecture through every part, and the table of docs/architectures.md, which it writes.
 
 - Policies are tiny and random (`tests.architectures.zoo`); a part works within 1e-3 nats of each sequence alone.
 - A row of the table has all architectures with the same results.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.architectures import stages, zoo
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "learning.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "architectures.md"
 
 BEGIN, END = "<!-- table -->", "<!-- /table -->"
 

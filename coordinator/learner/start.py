@@ -99,7 +99,7 @@ def require_usable(model: ModelSection) -> None:
     if reason := architectures.reason_to_refuse(_configuration(model)):
         raise ConfigInvalid(
             f"model.path {model.path} cannot be used: {reason}.",
-            hint="docs/learning.md lists the architectures that work.",
+            hint="docs/architectures.md lists the architectures that work.",
         )
 
 

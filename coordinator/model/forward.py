@@ -37,7 +37,7 @@ CHECKED_WITH = Products()
 PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """The kinds of layers that a packing describes; others may depend on places that a short text does not reach."""
 
-HINT = "docs/learning.md lists the architectures that can be trained."
+HINT = "docs/architectures.md lists the architectures that can be trained."
 
 STRIDE = 7919
 """A prime, so that the compared tokens are all different, unless the vocabulary is tiny."""

@@ -2,7 +2,7 @@
 
 - The coordinator checks before it makes a round's keys, an engine before it builds a model: both give the same reason.
 - Every other architecture is tried: learner, engine and auditor each compare their batched results with those of the
-  model for one sequence at a time, and reject differences. `docs/learning.md` lists the results.
+  model for one sequence at a time, and reject differences. `docs/architectures.md` lists the results.
 """
 
 from collections.abc import Mapping

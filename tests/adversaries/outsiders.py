@@ -3,8 +3,7 @@
 - Most of them claim no work, so there are no groups to count and no gain: what is asked is whether the honest side ends
   with the right bytes, the version before, a refusal by name, or a stop with a proof. Real programs or sockets play
   them, but for what is a matter of the plan, the books or the task alone.
-- The one list of them: `make adversaries` has pytest play it (`tests.adversaries.trials`), and docs/security.md
-  lists their names, which `tests/tidy` compares.
+- The one list of them: `make adversaries` has pytest play it (`tests.adversaries.trials`); docs/security.md leads here.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Every architecture through every part: each cell of the table in docs/learning.md is what was found."""
+"""Every architecture through every part: each cell of the table in docs/architectures.md is what was found."""
 
 from pathlib import Path
 

@@ -2,7 +2,7 @@
 
 - `make tree` has a purpose for every folder and module that it prints.
 - Every command's `--help` ends in an example, which its parser takes, and in what comes next.
-- The last list of docs/security.md is `tests.adversaries.outsiders`, whose tests exist and run with `make test`.
+- The tests that `tests.adversaries.outsiders` names exist and run with `make test`.
 - A link's anchor is a heading of the document that it leads to.
 - Every command of both programs that is not hidden stands in docs/reference/commands.md.
 """
@@ -23,7 +23,6 @@ from tests.tidy.repository import ROOT, files, python_files, report, text, tree
 
 README = Path("README.md")
 COMMANDS = Path("docs/reference/commands.md")
-SECURITY = Path("docs/security.md")
 ANY_SHELL = {"cd", "git", "export", "source"}
 FENCED = re.DOTALL | re.MULTILINE
 
@@ -184,9 +183,3 @@ def test_every_test_that_plays_an_attack_exists() -> None:
     names = [one.name for one in OUTSIDERS]
     problems += [f"{name} is the name of two attacks" for name in set(names) if names.count(name) > 1]
     report([f"tests/adversaries/outsiders.py: {problem}" for problem in problems])
-
-
-def test_the_document_names_the_attacks_that_tests_play() -> None:
-    said = text(SECURITY).partition("## Attacks that tests play")[2].partition("\n## ")[0]
-    listed, real = re.findall(r"^- (.+)$", said, re.MULTILINE), [one.attack for one in OUTSIDERS]
-    report([f"{SECURITY}: the attacks should be {real}"] * (listed != real))

@@ -32,7 +32,7 @@ def open_game(name: str, parameters: Parameters) -> Game:
     try:
         built: Game = kind(**dict(parameters))
     except ValueError as error:
-        raise UnknownTask(f"{name}: {error}.", hint="docs/tasks.md has the bounds.") from None
+        raise UnknownTask(f"{name}: {error}.", hint="docs/environments.md has the bounds.") from None
     return built
 
 

@@ -58,8 +58,15 @@ class PaymentTerms(NamedTuple):
 
 
 class Rail(Protocol):
-    """The interface of a rail, which moves money."""
+    """The interface of a rail, which moves money; `open_mine(settings)` of an operator's own returns one."""
 
-    def send(self, batch: TransferBatch) -> str: ...
+    def send(self, batch: TransferBatch) -> str:
+        """Pay `batch.payees`, and return the public reference of the payment.
 
-    def status(self, reference: str) -> Status: ...
+        It is called again after every crash: `batch.key` is the idempotency key.
+        """
+        ...
+
+    def status(self, reference: str) -> Status:
+        """Return the status of a payment; `FAILED` only if it can never pay any more: `send` is then called again."""
+        ...

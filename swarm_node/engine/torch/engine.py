@@ -81,7 +81,7 @@ class TorchEngine(Engine):
         if reason := architectures.reason_to_refuse(config):
             raise EngineFailed(
                 f"The torch engine cannot sample the policy in {folder}: {reason}.",
-                hint="docs/learning.md lists the architectures that work.",
+                hint="docs/architectures.md lists the architectures that work.",
             )
         dtype = self._dtype
         if dtype == EXACT:

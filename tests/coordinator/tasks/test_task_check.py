@@ -19,7 +19,8 @@ from coordinator.tasks.task_check import TaskIssue, check
 from protocol.tasks import BUILT_IN
 from tests.coordinator.policy_files import write_policy
 
-MANUAL = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+MANUAL = (DOCS / "tasks.md").read_text() + (DOCS / "environments.md").read_text()
 
 PROBLEMS = """
 def problems(split, seed):

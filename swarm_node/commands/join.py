@@ -141,8 +141,12 @@ def join(
         identity.require_no_agent(home)
     options = sampling.within(changed(home, limits.typed()))
     machine = this_machine()
-    # Refused at once, not only after the first version was downloaded.
-    joins_cards = choose(sampling.engine.value, options, machine).name == "vllm" and options.cards_per_engine != 1
+    try:  # refused at once, not only after the first version was downloaded
+        joins_cards = choose(sampling.engine.value, options, machine).name == "vllm" and options.cards_per_engine != 1
+    except ConfigInvalid:
+        if not dry_run:
+            raise
+        joins_cards = False  # the same refusal follows the figures of the round
     chooser = partial(choose_best, best, home, price, engine=sampling, cards=wanted)
     targets = [chooser(ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
     while True:
@@ -258,8 +262,7 @@ def _all_fitting(
         why_not = ""
         try:
             if preview is not None:
-                if len(members) > 1:
-                    typer.echo(f"{me.join.url}:", err=True)
+                typer.echo(f"Asking {me.join.url} about its round …", err=True)
                 why_not = preview(me, must=must)
             fits.append(FittingRound(me, *fitting(me), why_not))
             if must:

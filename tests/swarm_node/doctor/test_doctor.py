@@ -184,11 +184,20 @@ async def test_a_machine_without_any_engine_fails_and_names_what_to_install() ->
     bare = HostMachine(nvidia=False, packages=frozenset(), llama_offloads=False, find_vllm=nothing)
     found = await engines(EngineOptions(), lambda: bare)
     assert states(*found) == ["skip", "skip", "skip", "fail"]
-    assert "pip install" in found[-1].next_step
+    assert "pip install 'echo-swarm[torch]'" in found[-1].next_step
+    assert not any("vllm" in finding.next_step for finding in found), "there is no card for it"
     rows = [next(report.lines(finding)) for finding in found[:-1]]
     for finding, row in zip(found[:-1], rows, strict=True):
         assert row == f"skip  {finding.check:<12} {finding.said}", "the column holds the longest name"
         assert not finding.said.startswith(f"{finding.check.removeprefix('engine ')}: "), "the name stands once"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("nvidia", [True, False])
+async def test_a_missing_vllm_is_proposed_for_an_nvidia_card_only(nvidia: bool) -> None:
+    bare = HostMachine(nvidia=nvidia, packages=frozenset(), llama_offloads=False, find_vllm=nothing)
+    missing = [await engine(name, EngineOptions(), bare, Path()) for name in ("vllm", "llama", "torch")]
+    assert ["pip install vllm" in finding.next_step for finding in missing] == [nvidia, False, False]
 
 
 @pytest.mark.trio

@@ -775,9 +775,16 @@ say_next() {
   JOIN_WORDS=HOST
   [ -z "$ROUND_JOIN" ] || JOIN_WORDS="'$ROUND_JOIN'"
   [ -z "$(agents_but "${TARGET##*/}")" ] || return 0
+  if [ "$ENGINE" = none ]; then
+    say "No engine was installed: this node cannot sample. It can mirror versions and verify a ledger." \
+      "To sample, run this again with --engine torch."
+    JOIN_COMMAND=mirror
+  else
+    JOIN_COMMAND=join
+  fi
   case :$PATH: in
-    *:"$BIN":*) say "Next:  swarm-node join $JOIN_WORDS" ;;
-    *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node join $JOIN_WORDS" ;;
+    *:"$BIN":*) say "Next:  swarm-node $JOIN_COMMAND $JOIN_WORDS" ;;
+    *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node $JOIN_COMMAND $JOIN_WORDS" ;;
   esac
   [ -n "$ROUND_JOIN" ] || say "HOST is the round's address or join string, which the page of the round shows."
 }

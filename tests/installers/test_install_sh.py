@@ -101,7 +101,9 @@ def test_install_update_and_uninstall(plain_machine: Machine) -> None:
     first = plain_machine.run()
     assert first.returncode == 0, first.stdout + first.stderr
     assert plain_machine.version() == "echo-swarm 1.0"
-    assert "is not on your PATH" in first.stdout
+    program = plain_machine.program
+    assert f"is not on your PATH. Next:  {program} mirror HOST" in first.stdout, "without an engine it cannot sample"
+    assert "To sample, run this again with --engine torch." in first.stdout
 
     plain_machine.put("uv", quick_uv())  # two environments by venv would show nothing more
     small_wheel(plain_machine.wheels, "1.1")

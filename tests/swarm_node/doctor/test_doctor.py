@@ -163,8 +163,15 @@ def test_a_full_disk_is_a_finding(tiny_disk: Path) -> None:
     finding = cards.space(tiny_disk, 1)
     assert finding.state is CheckState.FAIL
     assert not finding.evidence.startswith("0"), "a small rest has its own unit"
-    assert cards.speed(tiny_disk).state is CheckState.FAIL
+    assert cards.speed(tiny_disk).next_step == "Free some space."
     assert not list(tiny_disk.iterdir())
+
+
+def test_a_folder_that_is_no_folder_is_not_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding = cards.speed(tmp_path / "file")
+    assert finding.state is CheckState.FAIL
+    assert "Free some space" not in finding.next_step
 
 
 @pytest.mark.parametrize(
@@ -231,6 +238,8 @@ async def test_a_round_that_does_not_answer_is_a_finding_and_the_machine_is_exam
     assert by_name["round"] is CheckState.FAIL
     rounds = [finding.said.partition(" ")[0] for finding in found if finding.check == "round"]
     assert rounds == [join.url, other.url]
+    refused = next(finding for finding in found if finding.check == "round")
+    assert refused.next_step not in refused.evidence, "the next step stands once"
     urls = {check: [finding.to_json()["url"] for finding in found if finding.check == check] for check in by_name}
     assert urls["round"] == urls["clock"] == [join.url, other.url]
     assert (urls["reach"], urls["disk"]) == ([join.url], [""]), "checks of the machine name no round"

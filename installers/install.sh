@@ -858,7 +858,9 @@ remove_service() {
 uninstall() {
   [ -e "$PREFIX/versions" ] || [ -e "$BIN/swarm-node" ] || die "Nothing is installed in $PREFIX." "Give the installation folder with --prefix."
   if [ -n "$DRY_RUN" ]; then
-    say "Would remove $PREFIX/{versions,current,lock,download,cache,install.log}, $BIN/swarm-node and the service${PURGE:+, and $NODE_HOME}."
+    say "Would remove $PREFIX/{versions,current,lock,download,cache,install.log} and $BIN/swarm-node."
+    [ ! -e "$SERVICE" ] || say "Would stop and remove the service $SERVICE."
+    [ ! -d "$NODE_HOME" ] || say "Would ${PURGE:+not }keep the node's keys and receipts in $NODE_HOME."
     return
   fi
   remove_service

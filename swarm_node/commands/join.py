@@ -149,7 +149,11 @@ def join(
         joins_cards = False  # the same refusal follows the figures of the round
     chooser = partial(choose_best, best, home, price, engine=sampling, cards=wanted)
     targets = [chooser(ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
+    previews = dry_run or not (quiet or as_json)
     while True:
+        if previews:  # before the imports: they take seconds on a busy machine
+            urls = ", ".join(target.partition("#")[0] for target in targets)
+            typer.echo(f"Asking {urls} …", err=True)
         members = [
             build_member(
                 target, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted, page=page
@@ -167,7 +171,7 @@ def join(
                 wanted_cards=wanted,
                 tell=_tell_line if dry_run else log.info,
             ),
-            preview=partial(_preview, joins_cards=joins_cards) if dry_run or not (quiet or as_json) else None,
+            preview=partial(_preview, joins_cards=joins_cards) if previews else None,
             must=dry_run,
         )
         if dry_run:
@@ -262,7 +266,8 @@ def _all_fitting(
         why_not = ""
         try:
             if preview is not None:
-                typer.echo(f"Asking {me.join.url} about its round …", err=True)
+                if len(members) > 1:
+                    typer.echo(f"{me.join.url}:", err=True)
                 why_not = preview(me, must=must)
             fits.append(FittingRound(me, *fitting(me), why_not))
             if must:

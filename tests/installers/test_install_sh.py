@@ -114,6 +114,10 @@ def test_install_update_and_uninstall(plain_machine: Machine) -> None:
     keys = plain_machine.home / ".local" / "share" / "echo-swarm"
     if os.getuid() != 0:
         keys.mkdir(parents=True)
+    dry = plain_machine.run("--uninstall", "--dry-run")
+    assert f"Would remove {plain_machine.prefix}/" in dry.stdout
+    assert "the service" not in dry.stdout, "there is none"
+    assert os.getuid() == 0 or f"Would keep the node's keys and receipts in {keys}" in dry.stdout
     gone = plain_machine.run("--uninstall")
     assert gone.returncode == 0, gone.stderr
     assert not plain_machine.prefix.exists()

@@ -56,7 +56,7 @@ def test_a_dry_run_without_an_engine_shows_the_round_before_it_names_the_engine(
     found = preview(tmp_path, str(join), "--engine", "vllm", "--vllm-python", "/nowhere/python")
     assert found.returncode == 2
     told, refusal = found.stderr.split("swarm-node: ")
-    assert told.startswith(f"Asking {join.url} about its round …\n")
+    assert told.startswith(f"Asking {join.url} …\n")
     assert "Demand: " in told
     assert "Payouts: " in told
     assert refusal.startswith("No installed engine can run here. vllm: ")

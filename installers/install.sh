@@ -575,9 +575,11 @@ install_by_uv() {
     eval "$UV_SETTINGS"
     # As pip does: no index counts more than another.
     export UV_INDEX_STRATEGY=unsafe-best-match UV_NO_CONFIG=1
-    # The packages of root serve users who cannot write beside them. The folder of root's cache belongs to root in any
-    # case, also where sudo keeps another user's HOME.
-    [ "$(id -u)" != 0 ] || export UV_COMPILE_BYTECODE=1 UV_CACHE_DIR="$PREFIX/cache"
+    # The installed files are hard links into the cache, and both are removed together. Root's cache belongs to root in
+    # any case, also where sudo keeps another user's HOME.
+    export UV_CACHE_DIR="$PREFIX/cache"
+    # The packages of root serve users who cannot write beside them.
+    [ "$(id -u)" != 0 ] || export UV_COMPILE_BYTECODE=1
     exec "$DOWNLOAD/uv/bin/uv" pip install ${NO_INDEX:+"$NO_INDEX"} "$@" </dev/null >>"$LOG" 2>&1
   )
 }

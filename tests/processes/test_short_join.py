@@ -52,7 +52,7 @@ def test_the_operators_phrase_confirms_the_round(coordinator: Coordinator, join:
     assert "Demand:" in found.stderr
 
 
-def test_a_dry_run_without_an_engine_shows_the_round_before_it_names_the_engine(join: JoinString, tmp_path: Path) -> None:
+def test_a_dry_run_without_an_engine_shows_the_round_before_the_refusal(join: JoinString, tmp_path: Path) -> None:
     found = preview(tmp_path, str(join), "--engine", "vllm", "--vllm-python", "/nowhere/python")
     assert found.returncode == 2
     told, refusal = found.stderr.split("swarm-node: ")

@@ -101,7 +101,7 @@ def test_exact_is_refused_on_a_card_with_the_next_step(device: str) -> None:
 def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
     assert choose("torch", EngineOptions(), machine(BOTH)).why == "torch: selected with --engine"
     assert choose("llama", EngineOptions(), machine(BOTH, nvidia=True)).why == "llama: selected with --engine"
-    with pytest.raises(ConfigInvalid, match="llama: not installed .gguf and llama_cpp missing") as refused:
+    with pytest.raises(ConfigInvalid, match=r"llama: not installed \(gguf and llama_cpp missing\)") as refused:
         choose("llama", EngineOptions(), machine(TORCH))
     assert "echo-swarm[llama]" in refused.value.hint
     assert "echo-swarm[torch]" not in refused.value.hint

@@ -575,9 +575,11 @@ install_by_uv() {
     eval "$UV_SETTINGS"
     # As pip does: no index counts more than another.
     export UV_INDEX_STRATEGY=unsafe-best-match UV_NO_CONFIG=1
-    # The packages of root serve users who cannot write beside them. The folder of root's cache belongs to root in any
-    # case, also where sudo keeps another user's HOME.
-    [ "$(id -u)" != 0 ] || export UV_COMPILE_BYTECODE=1 UV_CACHE_DIR="$PREFIX/cache"
+    # The installed files are hard links into the cache, and both are removed together. Root's cache belongs to root in
+    # any case, also where sudo keeps another user's HOME.
+    export UV_CACHE_DIR="$PREFIX/cache"
+    # The packages of root serve users who cannot write beside them.
+    [ "$(id -u)" != 0 ] || export UV_COMPILE_BYTECODE=1
     exec "$DOWNLOAD/uv/bin/uv" pip install ${NO_INDEX:+"$NO_INDEX"} "$@" </dev/null >>"$LOG" 2>&1
   )
 }
@@ -775,9 +777,16 @@ say_next() {
   JOIN_WORDS=HOST
   [ -z "$ROUND_JOIN" ] || JOIN_WORDS="'$ROUND_JOIN'"
   [ -z "$(agents_but "${TARGET##*/}")" ] || return 0
+  if [ "$ENGINE" = none ]; then
+    say "No engine was installed: this node cannot sample. It can mirror versions and verify a ledger." \
+      "To sample, run this again with --engine torch."
+    JOIN_COMMAND=mirror
+  else
+    JOIN_COMMAND=join
+  fi
   case :$PATH: in
-    *:"$BIN":*) say "Next:  swarm-node join $JOIN_WORDS" ;;
-    *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node join $JOIN_WORDS" ;;
+    *:"$BIN":*) say "Next:  swarm-node $JOIN_COMMAND $JOIN_WORDS" ;;
+    *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node $JOIN_COMMAND $JOIN_WORDS" ;;
   esac
   [ -n "$ROUND_JOIN" ] || say "HOST is the round's address or join string, which the page of the round shows."
 }
@@ -851,7 +860,9 @@ remove_service() {
 uninstall() {
   [ -e "$PREFIX/versions" ] || [ -e "$BIN/swarm-node" ] || die "Nothing is installed in $PREFIX." "Give the installation folder with --prefix."
   if [ -n "$DRY_RUN" ]; then
-    say "Would remove $PREFIX/{versions,current,lock,download,cache,install.log}, $BIN/swarm-node and the service${PURGE:+, and $NODE_HOME}."
+    say "Would remove $PREFIX/{versions,current,lock,download,cache,install.log} and $BIN/swarm-node."
+    [ ! -e "$SERVICE" ] || say "Would stop and remove the service $SERVICE."
+    [ ! -d "$NODE_HOME" ] || say "Would ${PURGE:+not }keep the node's keys and receipts in $NODE_HOME."
     return
   fi
   remove_service

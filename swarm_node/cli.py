@@ -24,7 +24,7 @@ app = typer.Typer(
     cls=NodeCommands,
     help="Run a node in a training round: download signed model versions, generate samples, earn credit. "
     "Without a command: print the next step. To run a node at boot, run the installer with --service JOIN_STRING; to "
-    "update, run the installer again.",
+    "update, run the installer again; to remove it, with --uninstall.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes leave the explanations a third of a narrow terminal

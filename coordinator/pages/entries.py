@@ -81,11 +81,11 @@ def render(page: EntriesPage, site: Site, unit: Unit) -> str:
     ]  # fmt: skip
     about = el(
         "p",
-        f"{words.counted(size, 'entry', 'entries')}. A signed checkpoint covers each within seconds; ",
-        el("code", "swarm-node ledger verify"),
-        " or ",
-        el("a", "this page", href="/verify.html"),
-        " checks all of them. ",
+        f"{words.counted(size, 'entry', 'entries')}. A signed checkpoint covers each within seconds. ",
+        el("a", "Check all of them in your browser", href="/verify.html"),
+        ", or with ",
+        el("code", f'swarm-node ledger verify "{site.join_string}"'),
+        ". ",
         el("a", "The file with these entries", href=f"/v1/ledger/tile/{_bundle(start, size).name}")
         if records
         else None,

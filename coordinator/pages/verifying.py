@@ -62,7 +62,7 @@ def render() -> str:
 
 
 def _form() -> Markup:
-    without = el("p", "This page needs scripts. Without them, use: swarm-node ledger verify", class_="bad")
+    without = el("p", "This page needs scripts. Without them, use: swarm-node ledger verify JOIN_STRING", class_="bad")
     save = el("a", "Save this page", href="verify.html", download="verify.html")
     pinned = "A join string pins the round's first key. With an address alone, the key that the server names counts."
     return el(

@@ -307,8 +307,10 @@ def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple
             ),
         )
     if abs(now_ms - request.sent_ms) > limits.CLOCK_SKEW_MAX_S * 1000:
+        ahead_ms = request.sent_ms - now_ms
         raise RequestExpired(
-            f"The request's time differs from the coordinator's clock by {(now_ms - request.sent_ms) / 1000:+.0f} s.",
+            f"The request's time is {abs(ahead_ms) / 1000:.0f} s {'ahead of' if ahead_ms > 0 else 'behind'} the "
+            "coordinator's clock.",
             hint="Set this machine's clock (NTP) and try again.",
             breach=Breach("sent_ms", f"{now_ms}", f"{request.sent_ms}", tolerance=f"{limits.CLOCK_SKEW_MAX_S} s"),
         )

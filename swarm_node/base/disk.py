@@ -46,7 +46,7 @@ def disk_named(folder: Path) -> Iterator[None]:
         if error.errno in _NO_ROOM:
             raise DiskFull(
                 f"No disk space left in {folder} ({reason}).",
-                hint="Free some space, or move the node's folder to a larger disk. Work then continues automatically.",
+                hint="Free some space, or move the node's folder to a larger disk. A running agent then continues.",
             ) from error
         if error.errno in _CLOSED:
             raise DiskFailed(

@@ -120,7 +120,7 @@ def join(
     from swarm_node.allowance.settings import changed
     from swarm_node.commands.rounds import choose_best
     from swarm_node.engine.cards import parse_cards
-    from swarm_node.engine.choose import choose, this_machine, threads_of
+    from swarm_node.engine.choose import this_machine, threads_of
     from swarm_node.keys import identity
 
     logs.to_stderr(quiet)
@@ -141,11 +141,13 @@ def join(
         identity.require_no_agent(home)
     options = sampling.within(changed(home, limits.typed()))
     machine = this_machine()
-    # Refused at once, not only after the first version was downloaded.
-    joins_cards = choose(sampling.engine.value, options, machine).name == "vllm" and options.cards_per_engine != 1
+    joins_cards = _joins_cards(sampling.engine.value, options, machine, must=not dry_run)
     chooser = partial(choose_best, best, home, price, engine=sampling, cards=wanted)
     targets = [chooser(ask=not dry_run)] if best.best else rounds_of(typed, home, confirm)
+    previews = dry_run or not (quiet or as_json)
     while True:
+        if previews:
+            _announce(targets)
         members = [
             build_member(
                 target, home, name, reach, limits.typed(), price=price, owner=owner, witnesses=trusted, page=page
@@ -163,7 +165,7 @@ def join(
                 wanted_cards=wanted,
                 tell=_tell_line if dry_run else log.info,
             ),
-            preview=partial(_preview, joins_cards=joins_cards) if dry_run or not (quiet or as_json) else None,
+            preview=partial(_preview, joins_cards=joins_cards) if previews else None,
             must=dry_run,
         )
         if dry_run:
@@ -175,6 +177,28 @@ def join(
         if not done.next_round:
             return
         targets = [done.next_round]
+
+
+def _joins_cards(wanted: str, options: "EngineOptions", machine: "HostMachine", *, must: bool) -> bool:
+    """Return True if several cards may hold one model together.
+
+    With `must`, refuse a missing engine at once, not only after the first version was downloaded. Without, the same
+    refusal follows the figures of the round.
+    """
+    from swarm_node.engine.choose import choose
+
+    try:
+        return choose(wanted, options, machine).name == "vllm" and options.cards_per_engine != 1
+    except ConfigInvalid:
+        if must:
+            raise
+        return False
+
+
+def _announce(targets: "Sequence[str]") -> None:
+    """Print which rounds are asked, before the imports for it, which take seconds on a busy machine."""
+    urls = ", ".join(target.partition("#")[0] for target in targets)
+    typer.echo(f"Asking {urls} …", err=True)
 
 
 def _run(

@@ -364,6 +364,19 @@ def total_lines(totals: "Sequence[tuple[NodeEarnings, Unit]]") -> "Iterator[str]
         yield f"total of {counted(len(rows), 'round')}: {said}"
 
 
+EARNINGS_COLUMNS = ("node", "pending", "payable", "being paid", "paid", "last hour", "last day")
+
+
+def aligned(rows: "Sequence[Sequence[str]]") -> "Iterator[str]":
+    """Yield rows of cells as lines: the first column begins at the left, the others end at the right.
+
+    The lines have no limit: a pipe has no width, and a terminal that is too narrow wraps them.
+    """
+    first, *others = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        yield "  ".join((name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, others, strict=True))))
+
+
 def show_earnings(
     summary: "Earnings",
     rates: "OwnerRates | None",
@@ -378,32 +391,20 @@ def show_earnings(
         more = {"unit": unit.to_json(), "rates": rates.to_json() | {"nodes": by_node} if rates else None}
         typer.echo(json.dumps(summary.model_dump() | more))
         return
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
     from protocol.text.plain import one_line
     from swarm_node.base.clock import now_ms
     from swarm_node.ledger.notices import day
     from swarm_node.owner.status_lines import payout_lines
 
-    table = Table(
-        Column("node", overflow="fold", min_width=14),
-        "pending",
-        "payable",
-        "being paid",
-        "paid",
-        "last hour",
-        "last day",
-        caption=f"amounts in {unit.name}",
-    )
+    table: list[Sequence[str]] = [EARNINGS_COLUMNS]
     for row in (*summary.nodes, summary.total) if len(summary.nodes) != 1 else summary.nodes:
         name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
         amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
         pace = None if rates is None else rates.total if row is summary.total else rates.nodes.get(row.node_id)
         lately = (unit.figure(pace.hour_micros), unit.figure(pace.day_micros)) if pace else ("?", "?")
-        table.add_row(Text(one_line(name)), *map(unit.figure, amounts), *lately)
-    Console().print(table)
+        table.append((one_line(name), *map(unit.figure, amounts), *lately))
+    typer.echo(f"amounts in {unit.name}")
+    typer.echo("\n".join(aligned(table)))
     if rates is None:
         typer.echo("rate: not known; the coordinator does not report it")
     else:

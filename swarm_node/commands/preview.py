@@ -19,6 +19,7 @@ from swarm_node.coordinator_api.join_string import JoinString, round_folder
 from swarm_node.doctor import cards, forecast, report
 from swarm_node.doctor.examine import ask, config_bytes, description_texts, splits_of, weights_bytes
 from swarm_node.doctor.forecast import MeasuredSpeed
+from swarm_node.doctor.line import clock
 from swarm_node.engine.precision import Model, describe_model
 from swarm_node.keys import identity
 from swarm_node.machine import gpu
@@ -35,7 +36,7 @@ FIRST_NODE = "high; no node works here, and training waits for the first one"
 IN_USE_MS = 15_000
 """Age of a heartbeat up to which its agent probably still runs."""
 
-LABELS = {"disk": "Disk", "vram": "GPU memory"}
+LABELS = {"disk": "Disk", "vram": "GPU memory", "clock": "Clock"}
 
 
 def lines(
@@ -85,15 +86,18 @@ class RoundPreview(NamedTuple):
 
 
 def why_not(status: Mapping[str, Any], price: int, unit: Unit, findings: Sequence[report.CheckResult] = ()) -> str:
-    """Return why a round cannot be joined now: it is finished, pays less, or the disk is full; empty if nothing is."""
+    """Return why a round cannot be joined now; empty if nothing speaks against it.
+
+    It is finished, pays less, or the disk is full or the clock wrong.
+    """
     maximum = status.get("max_price_micros_per_mtok")
     if status.get("finished") is True:
         return "the round is finished, and gives no more work"
     if isinstance(maximum, int) and price > maximum:
         return f"it pays at most {unit.price(maximum)}, and you ask {unit.price(price)}"
-    wanted = ("disk", report.CheckState.FAIL)
-    full = next((finding for finding in findings if (finding.check, finding.state) == wanted), None)
-    return f"{full.said} {full.next_step}".rstrip(".") if full else ""
+    failed = (finding for finding in findings if finding.state is report.CheckState.FAIL)
+    reason = next((finding for finding in failed if finding.check in ("disk", "clock")), None)
+    return f"{reason.said} {reason.next_step}".rstrip(".") if reason else ""
 
 
 async def preview_round(settings: MemberSettings, key: NodeKey, *, joins_cards: bool = False) -> RoundPreview:
@@ -168,7 +172,9 @@ async def _describe_round(
         await coordinator.close()
     size = sum(entry.size_bytes for entry in round_.manifest.files) if round_.manifest else None
     memory = cards.memory(seen, weights_bytes(round_), splits=splits, joins_cards=joins_cards)
-    findings = (cards.space(settings.home, size), memory)
+    findings = [cards.space(settings.home, size), memory]
+    if (timing := clock(coordinator.clock_offset_s)).state is not report.CheckState.OK:
+        findings.append(timing)
     about = [f"{name.capitalize()}: {text}" for name, text in description_texts(round_).items()]
     in_use = [] if identity.has_agent(settings.home) else key_in_use(status, rows, key.node_id)
     checks = [finding_line(each) for each in findings if each.state != report.CheckState.SKIP]

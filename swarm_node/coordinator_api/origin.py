@@ -121,10 +121,11 @@ def no_answer(what: str, error: Exception) -> Unreachable:
             hint="Check the address and this machine's clock. If the operator signs certificates without a public "
             "authority, name the authority's file in the variable SSL_CERT_FILE.",
         )
-    reason = getattr(cause, "reason", None) or error  # only errors of OpenSSL itself have one
-    return Unreachable(
-        f"{what} ({type(error).__name__}: {reason}).", hint="Check the address and this machine's network connection."
-    )
+    reason = getattr(cause, "reason", None) or str(error)  # only errors of OpenSSL itself have one
+    if isinstance(error, httpx.TimeoutException):  # it has no text
+        reason = "no answer in time"
+    named = f"{type(error).__name__}: {reason}".removesuffix(": ")
+    return Unreachable(f"{what} ({named}).", hint="Check the address and this machine's network connection.")
 
 
 def retry_after_s(response: httpx.Response) -> float:

@@ -3,6 +3,7 @@
 Checks of memory and disk: space for the round's versions, and the speed of the disk.
 """
 
+import errno
 import os
 import shutil
 import tempfile
@@ -192,7 +193,9 @@ def speed(folder: Path, *, tried_bytes: int = TRIED_BYTES) -> CheckResult:
                 os.fdatasync(file.fileno())
                 written += len(piece)
     except OSError as error:
-        return fail("disk speed", f"Cannot write to the disk: {os.strerror(error.errno or 0)}.", "", "Free some space.")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        step = "Free some space." if full else "Fix what the check `home` names, or see the system's log."
+        return fail("disk speed", f"Cannot write to the disk: {os.strerror(error.errno or 0)}.", "", step)
     rate = written / max(1e-6, time.perf_counter() - started)
     evidence = f"{rate / 1e6:.0f} MB/s, synced every {PIECE_BYTES // 2**20} MiB"
     if rate < SLOW_BYTES_PER_S:

@@ -1,6 +1,7 @@
 """Checks of the engines: each engine's child must start, load a tiny model and sample from it.
 
 - A missing engine is no failure as long as another one works; without any, a node cannot sample.
+- The next step for a missing engine is given once: for all of them if none works, for vLLM if there is an NVIDIA card.
 - The model has a few kilobytes of random weights; only the existence of its answers matters.
 """
 
@@ -17,7 +18,15 @@ from safetensors.numpy import save_file
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.work.rollout import pack_tokens
 from swarm_node.doctor.report import CheckResult, CheckState, fail, ok, skip
-from swarm_node.engine.choose import ENGINES, NONE_HERE, EngineOptions, HostMachine, choose, threads_of
+from swarm_node.engine.choose import (
+    ENGINES,
+    NONE_HERE,
+    EngineOptions,
+    HostMachine,
+    choose,
+    how_to_install,
+    threads_of,
+)
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupFailed, SampleRequest
 from swarm_node.machine import cores
@@ -91,11 +100,8 @@ async def engines(options: EngineOptions, machine: Callable[[], HostMachine]) ->
         model = await trio.to_thread.run_sync(partial(make_tiny_model, Path(folder) / "model"))
         findings = [await engine(name, options, host, model) for name in ENGINES]
     if not any(finding.state is CheckState.OK for finding in findings):
-        step = (
-            "Run the installer again with `--engine torch` or `--engine llama`; in an environment of your own, "
-            "`pip install 'echo-swarm[torch]'`. docs/join.md explains the GPU builds."
-        )
-        findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
+        step = f"{how_to_install(list(ENGINES), host)} docs/join.md explains the GPU builds."
+        return [*findings, fail("engine", "No engine works here, so this node cannot sample.", "", step)]
     return findings
 
 
@@ -113,7 +119,8 @@ async def engine(name: str, options: EngineOptions, machine: HostMachine, model:
     try:
         choice = choose(name, options, machine)
     except ConfigInvalid as error:
-        return skip(check, _without_name(error.message.removeprefix(f"{NONE_HERE} "), name), error.hint)
+        step = error.hint if name == "vllm" and machine.nvidia else ""
+        return skip(check, _without_name(error.message.removeprefix(f"{NONE_HERE} "), name), step)
     try:
         with trio.fail_after(TRIED_S):
             return ok(

@@ -184,14 +184,8 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
             note(fail("round", error.message, error.code, error.hint))
         except SwarmError as error:
             step = error.hint or "Check the address, and that this machine is online."
-            note(
-                fail(
-                    "round",
-                    f"{patient.join.url} does not respond, or its signatures cannot be verified.",
-                    named(error),
-                    step,
-                )
-            )
+            said = f"{patient.join.url} does not respond, or its signatures cannot be verified."
+            note(fail("round", said, f"{one_line(error.message)} [{error.code}]", step))
         note(line.clock(coordinator.clock_offset_s))  # always: a wrong clock may be the cause
         yield answer
     finally:

@@ -12,7 +12,7 @@
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,11 @@ NONE_HERE = "No installed engine can run here."
 
 WSL_GPU = Path("/dev/dxg")
 """The graphics card of Windows in WSL 2, where the NVIDIA driver has no file in /proc."""
+
+NO_NVIDIA = "it is for NVIDIA cards, and this machine has none"
+
+PROPOSED = ("vllm", "torch", "llama")
+"""Engines in the order in which they are proposed for installation; llama.cpp has to be compiled."""
 
 NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
 
@@ -159,9 +164,16 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
             f"--device {options.device}: this machine has no such graphics card. {reasons}.",
             hint="Leave --device out, or give --device cpu. `swarm-node doctor` shows the cards of this machine.",
         )
-    hints = [ENGINES[name].install for name in refused]
-    hint = f"Install one of them: {', or '.join(hints)}" if len(hints) > 1 else f"Install it: {hints[0]}"
-    raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"{hint}; or choose another --engine.")
+    other = "" if wanted == AUTO else " Or choose another --engine."
+    raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=how_to_install(list(refused), machine) + other)
+
+
+def how_to_install(names: Sequence[str], machine: HostMachine) -> str:
+    """Return how to install one of these engines; among several, vLLM only on a machine with an NVIDIA card."""
+    useful = [name for name in PROPOSED if name in names and (name != "vllm" or machine.nvidia or len(names) == 1)]
+    options = " or ".join(f"`--engine {name}`" for name in useful)
+    packages = ", or ".join(ENGINES[name].install for name in useful)
+    return f"Run the installer again with {options}. Without the installer: {packages}."
 
 
 def _has_card(machine: HostMachine, device: str) -> bool:
@@ -259,7 +271,7 @@ def _llama_offloads() -> bool:
 
 def _vllm_lacks(machine: HostMachine, options: EngineOptions) -> str:
     if not options.vllm_python:
-        return "not installed (optional; `--vllm-python` is not set)"
+        return "not installed (optional; `--vllm-python` is not set)" if machine.nvidia else NO_NVIDIA
     installation = machine.find_vllm(options.vllm_python)
     if isinstance(installation, str):
         return installation
@@ -278,7 +290,7 @@ CARDS = ("cuda", "xpu", "mps")
 
 def _llama_lacks(machine: HostMachine, options: EngineOptions) -> str:
     if missing := sorted({"llama_cpp", "gguf"} - machine.packages):
-        return f"{' and '.join(missing)} not installed"
+        return f"not installed ({' and '.join(missing)} missing)"
     if options.device in CARDS and not machine.llama_offloads:
         return "this build of llama-cpp-python has no GPU"
     if options.vram_share < 1 and machine.llama_offloads and options.device != "cpu" and options.gpu_layers < 0:
@@ -298,7 +310,7 @@ def _llama_yields(machine: HostMachine, options: EngineOptions) -> str:
 def _torch_lacks(machine: HostMachine, options: EngineOptions) -> str:
     missing = sorted({"torch", "transformers"} - machine.packages)
     if missing:
-        return f"{' and '.join(missing)} not installed"
+        return f"not installed ({' and '.join(missing)} missing)"
     device = machine.torch_device if options.device == AUTO else options.device
     if options.dtype == EXACT and device != "cpu":
         return "exact is computed on the CPU only: add `--device cpu`"

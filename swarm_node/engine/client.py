@@ -164,7 +164,7 @@ class EngineClient:
     async def _use(self, choice: Choice) -> None:
         """Use the chosen engine from now on; end the child if it runs another engine."""
         if choice.command != self._command:
-            log.info("engine %s", choice.why)
+            log.info("starting engine %s", choice.why)
             await self.close()
             self._command = choice.command
         self.name = choice.name

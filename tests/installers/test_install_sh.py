@@ -101,7 +101,9 @@ def test_install_update_and_uninstall(plain_machine: Machine) -> None:
     first = plain_machine.run()
     assert first.returncode == 0, first.stdout + first.stderr
     assert plain_machine.version() == "echo-swarm 1.0"
-    assert "is not on your PATH" in first.stdout
+    program = plain_machine.program
+    assert f"is not on your PATH. Next:  {program} mirror HOST" in first.stdout, "without an engine it cannot sample"
+    assert "To sample, run this again with --engine torch." in first.stdout
 
     plain_machine.put("uv", quick_uv())  # two environments by venv would show nothing more
     small_wheel(plain_machine.wheels, "1.1")
@@ -112,6 +114,10 @@ def test_install_update_and_uninstall(plain_machine: Machine) -> None:
     keys = plain_machine.home / ".local" / "share" / "echo-swarm"
     if os.getuid() != 0:
         keys.mkdir(parents=True)
+    dry = plain_machine.run("--uninstall", "--dry-run")
+    assert f"Would remove {plain_machine.prefix}/" in dry.stdout
+    assert "the service" not in dry.stdout, "there is none"
+    assert os.getuid() == 0 or f"Would keep the node's keys and receipts in {keys}" in dry.stdout
     gone = plain_machine.run("--uninstall")
     assert gone.returncode == 0, gone.stderr
     assert not plain_machine.prefix.exists()
@@ -349,7 +355,7 @@ def test_uv_installs_by_pips_configuration_and_pip_where_uv_fails(machine: Machi
     run = machine.run(**more)
     assert run.returncode == 0, run.stderr
     given = dict(line.split("=", 1) for line in (machine.home / "uv-variables").read_text().splitlines())
-    assert given.pop("UV_CACHE_DIR", "").startswith(str(machine.prefix)) == (os.getuid() == 0)
+    assert given.pop("UV_CACHE_DIR", "") == f"{machine.prefix}/cache", "an uninstall removes it, too"
     assert given.pop("UV_COMPILE_BYTECODE", "") == ("1" if os.getuid() == 0 else "")
     assert given == {
         "SSL_CERT_FILE": str(certificates),

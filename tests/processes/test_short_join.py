@@ -52,6 +52,17 @@ def test_the_operators_phrase_confirms_the_round(coordinator: Coordinator, join:
     assert "Demand:" in found.stderr
 
 
+def test_a_dry_run_without_an_engine_shows_the_round_before_the_refusal(join: JoinString, tmp_path: Path) -> None:
+    found = preview(tmp_path, str(join), "--engine", "vllm", "--vllm-python", "/nowhere/python")
+    assert found.returncode == 2
+    told, refusal = found.stderr.split("swarm-node: ")
+    assert told.startswith(f"Asking {join.url} …\n")
+    assert "Demand: " in told
+    assert "Payouts: " in told
+    assert refusal.startswith("No installed engine can run here. vllm: ")
+    assert "`--engine vllm`" in refusal
+
+
 def test_status_shows_the_phrase(swarm: Swarm, coordinator: Coordinator, join: JoinString) -> None:
     shown = said(swarm, "swarm-coordinator", "status", str(coordinator.config_file))
     assert f"Phrase:      {phrase(join.round_id)}\n" in shown

@@ -158,7 +158,7 @@ async function checkRound() {
   let base = "";
   try {
     const lacking = await missing();
-    if (lacking) throw new Error(`${lacking} Save the page and open it from your disk, or use: swarm-node ledger verify`);
+    if (lacking) throw new Error(`${lacking} Save the page and open it from your disk, or use: swarm-node ledger verify JOIN_STRING`);
     const round = parseRound(byId("round").value);
     base = round.base;
     const witnesses = await pastedWitnesses(byId("witnesses").value);

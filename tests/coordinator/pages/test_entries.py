@@ -1,5 +1,7 @@
 """The page of the log's entries: it shows every kind that there is."""
 
+import dataclasses
+import html
 import re
 
 import pytest
@@ -40,6 +42,12 @@ def test_the_newest_entries_begin_with_the_newest() -> None:
     said = entries.EntriesPage(0, recorded, len(recorded), {}, newest_first=True)
     shown = re.findall(r'<a href="/entries/(\d+)">\d', entries.render(said, SITE, CREDITS))
     assert shown == [str(number) for number in reversed(range(len(recorded)))]
+
+
+def test_a_reader_who_runs_no_node_gets_the_whole_command_that_verifies() -> None:
+    site = dataclasses.replace(SITE, join_string="http://127.0.0.1:8700#" + "a" * 64)
+    said = entries.render(entries.EntriesPage(0, [], 0, {}), site, CREDITS)
+    assert f'<code>swarm-node ledger verify "{site.join_string}"</code>' in html.unescape(said)
 
 
 RECORDED = [Recorded(number, ONE_OF_EACH[0], ONE_OF_EACH[0].content_hash, 0) for number in range(3 * entries.SHOWN)]

@@ -15,7 +15,7 @@ from swarm_node.cli import app
 from swarm_node.commands.join import FittingRound, end_dry_run, verdict_line
 from swarm_node.commands.preview import finding_line, key_in_use, lines, understood, why_not
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.doctor import report
+from swarm_node.doctor import line, report
 from swarm_node.doctor.examine import description_texts, judge_earnings
 from swarm_node.doctor.forecast import MeasuredSpeed, find_speed, forecast, record_speed
 from swarm_node.doctor.line import RoundAnswer
@@ -182,6 +182,8 @@ def test_the_last_line_of_a_dry_run_says_whether_this_machine_can_join() -> None
         "This machine cannot join this round now: There is not enough disk space. Free some space."
     )
     assert why_not({}, 1, EUR) == ""
+    assert why_not(STATUS, 1, EUR, [line.clock(-600.0)]).startswith("The clock is off by more than")
+    assert why_not(STATUS, 1, EUR, [line.clock(1.0), line.clock(None)]) == ""
 
 
 def test_a_dry_run_fails_if_no_round_can_be_joined_now() -> None:

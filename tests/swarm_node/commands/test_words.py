@@ -82,6 +82,19 @@ def test_earnings_are_shown_in_the_rounds_unit_with_rate_and_payouts(capsys: pyt
     assert told["rates"]["nodes"][NODE]["hour_micros"] == 1_100_000
 
 
+def test_no_amount_is_cut_off_however_narrow_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")  # what a terminal of 60 columns tells its programs
+    pace = EarningPace(1_234_567_000_000, 24_000_000_000_000, 86_400.0)
+    rates = OwnerRates({NODE: pace}, pace, 0, 0, 0, None, None, 0)
+    keys.show_earnings(earned(), rates, Unit("EUR", 2))
+    _, header, row, *_ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["node", "pending", "payable", "being", "paid", "paid", "last", "hour", "last", "day"]
+    assert row.split()[-5:] == ["0.000002", "0.000003", "0.000004", "1,234,567.00", "24,000,000.00"]
+    assert len(header) == len(row), "the columns are aligned"
+
+
 def test_one_node_has_no_total_and_a_finished_round_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     pace = EarningPace(1_100_000, 24_000_000, 420.0)
     rates = OwnerRates({NODE: pace}, pace, 0, 0, 0, None, None, 2_000_000)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 
@@ -187,6 +188,12 @@ async def test_a_handshake_that_failed_without_a_reason_is_described_by_its_erro
     error = OSError("the connection was reset")
     error.__cause__ = ssl.SSLError(1, "handshake")
     assert no_answer("It does not answer", error).message == "It does not answer (OSError: the connection was reset)."
+
+
+async def test_a_request_without_an_answer_in_time_says_so() -> None:
+    late = no_answer("It does not answer", httpx.ReadTimeout(""))
+    assert late.message == "It does not answer (ReadTimeout: no answer in time)."
+    assert no_answer("It does not answer", httpx.ReadError("")).message == "It does not answer (ReadError)."
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_named_as_the_reason(tmp_path: Path) -> None:

@@ -163,8 +163,15 @@ def test_a_full_disk_is_a_finding(tiny_disk: Path) -> None:
     finding = cards.space(tiny_disk, 1)
     assert finding.state is CheckState.FAIL
     assert not finding.evidence.startswith("0"), "a small rest has its own unit"
-    assert cards.speed(tiny_disk).state is CheckState.FAIL
+    assert cards.speed(tiny_disk).next_step == "Free some space."
     assert not list(tiny_disk.iterdir())
+
+
+def test_a_folder_that_is_no_folder_is_not_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding = cards.speed(tmp_path / "file")
+    assert finding.state is CheckState.FAIL
+    assert "Free some space" not in finding.next_step
 
 
 @pytest.mark.parametrize(
@@ -184,11 +191,20 @@ async def test_a_machine_without_any_engine_fails_and_names_what_to_install() ->
     bare = HostMachine(nvidia=False, packages=frozenset(), llama_offloads=False, find_vllm=nothing)
     found = await engines(EngineOptions(), lambda: bare)
     assert states(*found) == ["skip", "skip", "skip", "fail"]
-    assert "pip install" in found[-1].next_step
+    assert "pip install 'echo-swarm[torch]'" in found[-1].next_step
+    assert not any("vllm" in finding.next_step for finding in found), "there is no card for it"
     rows = [next(report.lines(finding)) for finding in found[:-1]]
     for finding, row in zip(found[:-1], rows, strict=True):
         assert row == f"skip  {finding.check:<12} {finding.said}", "the column holds the longest name"
         assert not finding.said.startswith(f"{finding.check.removeprefix('engine ')}: "), "the name stands once"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("nvidia", [True, False])
+async def test_a_missing_vllm_is_proposed_for_an_nvidia_card_only(nvidia: bool) -> None:
+    bare = HostMachine(nvidia=nvidia, packages=frozenset(), llama_offloads=False, find_vllm=nothing)
+    missing = [await engine(name, EngineOptions(), bare, Path()) for name in ("vllm", "llama", "torch")]
+    assert ["pip install vllm" in finding.next_step for finding in missing] == [nvidia, False, False]
 
 
 @pytest.mark.trio
@@ -222,6 +238,8 @@ async def test_a_round_that_does_not_answer_is_a_finding_and_the_machine_is_exam
     assert by_name["round"] is CheckState.FAIL
     rounds = [finding.said.partition(" ")[0] for finding in found if finding.check == "round"]
     assert rounds == [join.url, other.url]
+    refused = next(finding for finding in found if finding.check == "round")
+    assert refused.next_step not in refused.evidence, "the next step stands once"
     urls = {check: [finding.to_json()["url"] for finding in found if finding.check == check] for check in by_name}
     assert urls["round"] == urls["clock"] == [join.url, other.url]
     assert (urls["reach"], urls["disk"]) == ([join.url], [""]), "checks of the machine name no round"

@@ -38,13 +38,14 @@ def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: b
         (machine(BOTH), EngineOptions(), "torch", "not llama: in float32 torch is faster"),
         (machine(BOTH), EngineOptions(dtype="bfloat16"), "llama", "llama: llama-cpp-python is installed"),
         (machine(LLAMA), EngineOptions(), "llama", "llama: llama-cpp-python is installed"),
-        (machine(TORCH), EngineOptions(), "torch", "gguf and llama_cpp not installed"),
+        (machine(TORCH), EngineOptions(), "torch", "not llama: not installed (gguf and llama_cpp missing)"),
         (machine(BOTH, nvidia=True), EngineOptions(), "torch", "does not use the NVIDIA GPU"),
         (machine(BOTH, nvidia=True), EngineOptions(dtype="bfloat16", device="cpu"), "llama", "installed"),
         (machine(BOTH, nvidia=True, llama_offloads=True), EngineOptions(), "llama", "uses the GPU"),
         (machine(LLAMA, nvidia=True), EngineOptions(), "llama", "installed"),
         (machine(BOTH), EngineOptions(device="cuda"), "torch", "has no GPU"),
-        (machine(BOTH), EngineOptions(), "torch", "not vllm: not installed (optional; `--vllm-python` is not set)"),
+        (machine(BOTH), EngineOptions(), "torch", "not vllm: it is for NVIDIA cards, and this machine has none"),
+        (machine(BOTH, nvidia=True), EngineOptions(), "torch", "not vllm: not installed (optional; `--vllm-python` is"),
         (machine(BOTH), EngineOptions(vllm_python="/vllm/python"), "vllm", "vLLM works in the environment of"),
         (machine(BOTH), EngineOptions(vllm_python="/broken/python"), "torch", "not vllm: it has no module vllm"),
         (machine(BOTH), EngineOptions(device="cpu", vllm_python="/vllm/python"), "torch", "runs on cuda, not on cpu"),
@@ -100,7 +101,7 @@ def test_exact_is_refused_on_a_card_with_the_next_step(device: str) -> None:
 def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
     assert choose("torch", EngineOptions(), machine(BOTH)).why == "torch: selected with --engine"
     assert choose("llama", EngineOptions(), machine(BOTH, nvidia=True)).why == "llama: selected with --engine"
-    with pytest.raises(ConfigInvalid, match="llama: gguf and llama_cpp not installed") as refused:
+    with pytest.raises(ConfigInvalid, match=r"llama: not installed \(gguf and llama_cpp missing\)") as refused:
         choose("llama", EngineOptions(), machine(TORCH))
     assert "echo-swarm[llama]" in refused.value.hint
     assert "echo-swarm[torch]" not in refused.value.hint
@@ -110,7 +111,7 @@ def test_vllm_by_name_is_taken_or_refused_with_what_it_lacks() -> None:
     choice = choose("vllm", EngineOptions(vllm_python="/vllm/python"), machine(BOTH))
     assert (choice.why, choice.command[0]) == ("vllm: selected with --engine", "/vllm/python")
     with pytest.raises(ConfigInvalid, match="vllm: not installed") as refused:
-        choose("vllm", EngineOptions(), machine(BOTH))
+        choose("vllm", EngineOptions(), machine(BOTH, nvidia=True))
     assert "pip install vllm" in refused.value.hint
     with pytest.raises(ConfigInvalid, match="vllm: it has no module vllm"):
         choose("vllm", EngineOptions(vllm_python="/broken/python"), machine(BOTH))
@@ -124,10 +125,14 @@ def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:
     assert second.find_vllm(sys.executable) is reason
 
 
-def test_with_nothing_installed_the_next_step_is_said() -> None:
+@pytest.mark.parametrize(("nvidia", "proposed"), [(True, ["vllm", "torch", "llama"]), (False, ["torch", "llama"])])
+def test_with_nothing_installed_the_engines_of_this_machine_are_proposed(nvidia: bool, proposed: list[str]) -> None:
     with pytest.raises(ConfigInvalid, match="No installed engine can run here") as refused:
-        choose("auto", EngineOptions(), machine(frozenset()))
-    assert "pip install 'echo-swarm[torch]'" in refused.value.hint
+        choose("auto", EngineOptions(), machine(frozenset(), nvidia=nvidia))
+    hint = refused.value.hint
+    assert hint.startswith(f"Run the installer again with {' or '.join(f'`--engine {name}`' for name in proposed)}. ")
+    assert "pip install 'echo-swarm[torch]'" in hint
+    assert ("pip install vllm" in hint) == nvidia
 
 
 OLD = machine(BOTH, nvidia=True)._replace(driver=550, torch_cuda=13)
@@ -212,7 +217,10 @@ def test_without_a_card_no_package_is_proposed_for_a_device_that_needs_one(devic
 def test_one_engine_is_not_one_of_several() -> None:
     with pytest.raises(ConfigInvalid) as refused:
         choose("llama", EngineOptions(), machine(TORCH))
-    assert refused.value.hint.startswith("Install it: ")
+    assert refused.value.hint == (
+        "Run the installer again with `--engine llama`. Without the installer: `pip install 'echo-swarm[llama]'`. "
+        "Or choose another --engine."
+    )
 
 
 def test_a_device_that_torch_does_not_find_is_refused() -> None:

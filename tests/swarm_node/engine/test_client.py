@@ -169,7 +169,7 @@ async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
                 await engine.submit([request("early")])
             assert (await engine.load(policy, 1)).numerics == "llama/bf16/cpu"
             assert (await engine.load(windowed, 2)).numerics == "torch/bf16/cpu"
-            assert "engine torch: torch is installed; " in caplog.text
+            assert "starting engine torch: torch is installed; " in caplog.text
             assert "; not llama: it cannot load the policy (The llama engine does not support" in caplog.text
             await engine.submit([request("a", version=2)])
             assert await ends(engine) == ["a"]

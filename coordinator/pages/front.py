@@ -114,8 +114,10 @@ def _published(board: BoardFigures) -> str:
     return f"newest {words.ago(board.now_ms + board.age_ms - since_ms)}" if since_ms else "the first is on its way"
 
 
-def _curve(training: Training) -> Markup:
-    return el("div", main_curve(training.evaluations, training.metrics, training.published), class_="large")
+def _curve(training: Training) -> Markup | None:
+    external = training.status["external"]
+    drawn = main_curve(training.evaluations, training.metrics, training.published, external=external)
+    return el("div", drawn, class_="large") if drawn else None
 
 
 def _leaders(board: BoardFigures) -> Any:

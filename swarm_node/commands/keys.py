@@ -44,6 +44,9 @@ PassphraseFile = Annotated[Path | None, typer.Option(help="Read the passphrase f
 PassphraseFd = Annotated[int | None, typer.Option(min=0, help="Read the passphrase from this file descriptor.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
 
+WIDEST_CHARS = 1000
+"""More than the table of earnings ever needs."""
+
 
 @app.command(epilog=lesson("swarm-node keys show", "make a backup with `keys backup`.", EXIT_CODES))
 def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
@@ -378,32 +381,12 @@ def show_earnings(
         more = {"unit": unit.to_json(), "rates": rates.to_json() | {"nodes": by_node} if rates else None}
         typer.echo(json.dumps(summary.model_dump() | more))
         return
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
     from protocol.text.plain import one_line
     from swarm_node.base.clock import now_ms
     from swarm_node.ledger.notices import day
     from swarm_node.owner.status_lines import payout_lines
 
-    table = Table(
-        Column("node", overflow="fold", min_width=14),
-        "pending",
-        "payable",
-        "being paid",
-        "paid",
-        "last hour",
-        "last day",
-        caption=f"amounts in {unit.name}",
-    )
-    for row in (*summary.nodes, summary.total) if len(summary.nodes) != 1 else summary.nodes:
-        name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
-        amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
-        pace = None if rates is None else rates.total if row is summary.total else rates.nodes.get(row.node_id)
-        lately = (unit.figure(pace.hour_micros), unit.figure(pace.day_micros)) if pace else ("?", "?")
-        table.add_row(Text(one_line(name)), *map(unit.figure, amounts), *lately)
-    Console().print(table)
+    _print_earnings(summary, rates, unit)
     if rates is None:
         typer.echo("rate: not known; the coordinator does not report it")
     else:
@@ -414,6 +397,35 @@ def show_earnings(
     typer.echo(f"paid to {one_line(summary.address) or nowhere}")
     if summary.next_address:
         typer.echo(f"CHANGES to {one_line(summary.next_address)} on {day(summary.next_from_ms)}")
+
+
+def _print_earnings(summary: "Earnings", rates: "OwnerRates | None", unit: Unit) -> None:
+    """Print a table with a line per node; no amount is cut off, so a narrow terminal wraps the lines."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    from protocol.text.plain import one_line
+
+    heads = ("pending", "payable", "being\npaid", "paid", "last\nhour", "last\nday")
+    table = Table(
+        Column("node", overflow="fold", min_width=14),
+        *(Column(head, justify="right", no_wrap=True) for head in heads),
+        caption=f"amounts in {unit.name}",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for row in (*summary.nodes, summary.total) if len(summary.nodes) != 1 else summary.nodes:
+        name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
+        amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
+        pace = None if rates is None else rates.total if row is summary.total else rates.nodes.get(row.node_id)
+        lately = (unit.figure(pace.hour_micros), unit.figure(pace.day_micros)) if pace else ("?", "?")
+        table.add_row(Text(one_line(name)), *map(unit.figure, amounts), *lately)
+    console = Console()
+    needed = Measurement.get(console, console.options.update(max_width=WIDEST_CHARS), table).minimum
+    Console(width=max(console.width, needed)).print(table)
 
 
 def _typed(kind: "type[Statement]", **fields: str | int) -> "Statement":

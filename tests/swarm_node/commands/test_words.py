@@ -39,6 +39,9 @@ async def test_a_status_that_cannot_be_read_does_not_hide_the_earnings() -> None
     assert server.asked["/v1/status"]
 
 
+AMOUNTS = ("pending_micros", "payable_micros", "paying_micros", "paid_micros")
+
+
 def earned() -> Earnings:
     """Names are other people's, and addresses the coordinator's word."""
     amounts = {"pending_micros": 1, "payable_micros": 2, "paying_micros": 3, "paid_micros": 4}
@@ -53,6 +56,17 @@ def test_earnings_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) 
     told = capsys.readouterr().out
     assert "\x1b" not in told
     assert "[link=" in told, "no markup either"
+
+
+def test_no_amount_of_the_earnings_is_cut_off_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")  # as a terminal of this width does
+    amounts = dict.fromkeys(AMOUNTS, 1234567890000000)
+    row = earned().total.model_copy(update={"name": "ideal-moth-849", **amounts})
+    keys.show_earnings(earned().model_copy(update={"nodes": (row,), "total": row}), None, CREDITS)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("ideal-moth-849"))
+    assert line.split()[1:] == [*[CREDITS.figure(1_234_567_890_000_000)] * 4, "?", "?"]
 
 
 def test_what_is_told_to_scripts_does_not_steer_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from coordinator.pages import joining, words
 from coordinator.pages.board import BoardFigures
 from coordinator.pages.layout import aged, bar, document, live, node_link, numbers, wanted
-from coordinator.pages.measured import main_curve, quality, score
+from coordinator.pages.measured import done, main_curve, quality, score
 from coordinator.pages.training import Training
 from protocol.text.html import Markup, el
 from protocol.text.money import parse_unit
@@ -115,9 +115,9 @@ def _published(board: BoardFigures) -> str:
 
 
 def _curve(training: Training) -> Markup | None:
-    external = training.status["external"]
-    drawn = main_curve(training.evaluations, training.metrics, training.published, external=external)
-    return el("div", drawn, class_="large") if drawn else None
+    if training.status["external"] and len(done(training.evaluations)) < 2:  # its trainer keeps the rewards to itself
+        return None
+    return el("div", main_curve(training.evaluations, training.metrics, training.published), class_="large")
 
 
 def _leaders(board: BoardFigures) -> Any:

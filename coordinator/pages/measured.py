@@ -49,16 +49,9 @@ def quality(status: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]])
 
 
 def main_curve(
-    evaluations: Sequence[Mapping[str, Any]],
-    metrics: Mapping[str, Sequence[Point]],
-    published: Mapping[float, str],
-    *,
-    external: bool = False,
-) -> Markup | None:
-    """Draw the curve that shows best whether the round learns: its evaluations, or else the reward.
-
-    An `external` round, whose trainer keeps its rewards for itself, has the first alone.
-    """
+    evaluations: Sequence[Mapping[str, Any]], metrics: Mapping[str, Sequence[Point]], published: Mapping[float, str]
+) -> Markup:
+    """Draw the curve that shows best whether the round learns: its evaluations, or else the reward."""
     rows = done(evaluations)
     if len(rows) > 1:
         curves = {"score": [(float(row["update"]), float(row["result"]["average"])) for row in rows]}
@@ -71,8 +64,6 @@ def main_curve(
             "main", caption, "update", {name: thinned(points) for name, points in curves.items()},
             tell=_score_text, from_zero=True, interval=("low", "high"), marks=published,
         )  # fmt: skip
-    if external:
-        return None
     caption = Caption("Reward", about="Average reward of the answers in each update. It rises as the model learns.")
     points = metrics.get(REWARD, ())
     return charts.lines(

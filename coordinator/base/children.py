@@ -94,20 +94,20 @@ async def keep_running(
             return
         if may_end and code == WRONG_SETTING:
             refused = "%s refuses its settings and is not started again%s (see %s)"
-            log.error(refused, name, _after(_reason(log_file, before)), log_file)
+            log.error(refused, name, _after(why_it_ended(log_file, before)), log_file)
             await tell(Life("ended", code, crashes))
             return
         pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]
         crashes += 1
         await tell(Life("crashed", code, crashes))
         restarted = "%s ended with code %s; starting it again in %.1f s%s (see %s)"
-        log.error(restarted, name, code, pause_s, _after(_reason(log_file, before)), log_file)
+        log.error(restarted, name, code, pause_s, _after(why_it_ended(log_file, before)), log_file)
         await asyncio.sleep(pause_s)
 
 
-def _reason(log_file: Path, before: int) -> str:
+def why_it_ended(log_file: Path, before: int, *, full_bytes: int = FULL_BYTES) -> str:
     """Return why a child ended; on a full disk, its log lacks the error, or a part of it."""
-    if shutil.disk_usage(log_file.parent).free < FULL_BYTES:
+    if shutil.disk_usage(log_file.parent).free < full_bytes:
         return f"The disk of {log_file.parent} is full. Free some space."
     return last_line(log_file, before)
 

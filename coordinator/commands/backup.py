@@ -187,9 +187,10 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
         passphrase = file.read_text().strip("\r\n")
     elif sys.stdin.isatty():
         passphrase = str(typer.prompt("Passphrase of the keys", hide_input=True, confirmation_prompt=twice))
+    elif twice:
+        raise ConfigInvalid("The keys need a passphrase.", hint="Use --passphrase-file, or --no-keys to omit the keys.")
     else:
-        omit = ", or --no-keys to omit the keys" if twice else ""
-        raise ConfigInvalid("The keys need a passphrase.", hint=f"Use --passphrase-file{omit}.")
+        raise ConfigInvalid("The keys of this backup are sealed.", hint="Give the passphrase with --passphrase-file.")
     if twice and len(passphrase) < PASSPHRASE_MIN_CHARS:
         raise ConfigInvalid(f"A passphrase needs at least {PASSPHRASE_MIN_CHARS} characters.")
     return passphrase

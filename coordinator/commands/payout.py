@@ -85,7 +85,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 
     config = load(config_file, settings)
     with _opened(config) as (database, _):
-        rows, sums, unit = database.run_now(payouts.listed), database.run_now(payouts.sums), launched(config).round.money
+        rows, sums = database.run_now(payouts.listed), database.run_now(payouts.sums)
+    unit = launched(config).round.money
     if as_json:
         typer.echo(json.dumps([row._asdict() | sums[row.number]._asdict() for row in rows]))
         return

@@ -140,7 +140,7 @@ def test_restore_without_a_passphrase_names_only_options_that_it_has(
     monkeypatch.setattr("sys.stdin", io.StringIO())  # a terminal would be asked
     result = CliRunner().invoke(cli.app, ["restore", str(saved / "folder"), str(tmp_path / "new"), "--nothing-newer"])
     assert isinstance(result.exception, ConfigInvalid)
-    assert result.exception.hint == "Use --passphrase-file."
+    assert result.exception.hint == "Give the passphrase with --passphrase-file."
 
 
 def test_no_key_and_no_token_is_readable_in_a_backup(saved: Path) -> None:

@@ -224,6 +224,7 @@ async def run(
             if show:
                 tasks.append(group.create_task(_shown(show, runner.app)))
             await stop.wait()
+            log.info("stopping; nodes wait, and the same command continues the round")
             for task in tasks:
                 task.cancel()
             await runner.cleanup()  # while the child processes end

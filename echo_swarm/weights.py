@@ -1,6 +1,7 @@
 """Weights as files that can be sent: from a folder in hub format, a model, or a state_dict."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,8 @@ def digest_of(path: Path) -> str:
 def _written(weights: Any, folder: Path) -> Path:
     """Write a model or a state_dict into `folder`, and return it."""
     if hasattr(weights, "save_pretrained"):
-        weights.save_pretrained(folder)
+        with _without_progress_bars():
+            weights.save_pretrained(folder)
         return folder
     if not isinstance(weights, Mapping) or not weights:
         raise ConfigInvalid(
@@ -53,6 +55,20 @@ def _written(weights: Any, folder: Path) -> Path:
 
     save_file(dict(_separate(weights)), folder / WEIGHTS, metadata={"format": "pt"})
     return folder
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Let transformers draw no bar: a training publishes thousands of versions, and prints its own lines."""
+    bars = sys.modules.get("transformers.utils.logging")
+    if bars is None or not bars.is_progress_bar_enabled():
+        yield
+        return
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        bars.enable_progress_bar()
 
 
 def _separate(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -159,7 +159,7 @@ Glossary (the same words in code, API, pages and docs; one term per line, in alp
 - **stripe**: a share of a version's chunks that travels down its own tree
 - **suite**: a program of others that measures a version: lm-eval, inspect-ai or lighteval
 - **swap**: the change of an engine from one version to the next
-- **T_bcast**: the time from a version's publication to a node's first token under it
+- **T_bcast**: the time from a version's publication to a node's first token, or its load with an external trainer
 - **task**: where prompts come from and how samples are judged
 - **task process**: a coordinator's child process with the operator's code, rewards or an environment
 - **team**: a name behind the @ of node names; it is only counted together

@@ -82,7 +82,8 @@ async def register(request: web.Request) -> web.Response:
 async def heartbeat(request: web.Request) -> web.Response:
     """Record a node's activity and model version."""
     round_ = request.app[ROUND]
-    node, session = await act(request, Heartbeat, _beat, evidence=await round_.policy.blame_evidence())
+    evidence, external = await round_.policy.blame_evidence(), round_.config.learner.external
+    node, session = await act(request, Heartbeat, _beat, evidence=evidence, external=external)
     round_.sessions.require_only(node, session, now_ms())
     return reply(_hint(request))
 
@@ -326,12 +327,18 @@ def _hint(request: web.Request) -> HeartbeatReply:
 
 
 def _beat(
-    connection: sa.Connection, node: NodeId, message: Heartbeat, *, evidence: blames.BlameEvidence, now_ms: int
+    connection: sa.Connection,
+    node: NodeId,
+    message: Heartbeat,
+    *,
+    evidence: blames.BlameEvidence,
+    external: bool,
+    now_ms: int,
 ) -> tuple[NodeId, str]:
     registry.heartbeat(connection, node, message, now_ms=now_ms)
     if message.blames:
         blames.record(connection, node, message.blames, evidence, now_ms=now_ms)
-    broadcasts.record_progress(connection, node, message.reached, now_ms=now_ms)
+    broadcasts.record_progress(connection, node, message.reached, now_ms=now_ms, external=external)
     return node, message.session
 
 

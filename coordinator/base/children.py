@@ -10,6 +10,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import sys
 import threading
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -33,6 +34,9 @@ NOT_INHERITED = ("AWS_", "SWARM_SMTP_")
 
 REASON_BYTES, REASON_CHARS = 4096, 300
 """The end of a child's log that is searched for its last line, and the part of that line that is logged here."""
+
+FULL_BYTES = 2**20
+"""The free space below which a disk counts as full: enough for the last words of a child, and for nothing else."""
 
 GRACE_S = 2.0
 """The time that a child may take to exit after its input has closed."""
@@ -90,15 +94,22 @@ async def keep_running(
             return
         if may_end and code == WRONG_SETTING:
             refused = "%s refuses its settings and is not started again%s (see %s)"
-            log.error(refused, name, _after(last_line(log_file, before)), log_file)
+            log.error(refused, name, _after(why_it_ended(log_file, before)), log_file)
             await tell(Life("ended", code, crashes))
             return
         pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]
         crashes += 1
         await tell(Life("crashed", code, crashes))
         restarted = "%s ended with code %s; starting it again in %.1f s%s (see %s)"
-        log.error(restarted, name, code, pause_s, _after(last_line(log_file, before)), log_file)
+        log.error(restarted, name, code, pause_s, _after(why_it_ended(log_file, before)), log_file)
         await asyncio.sleep(pause_s)
+
+
+def why_it_ended(log_file: Path, before: int, *, full_bytes: int = FULL_BYTES) -> str:
+    """Return why a child ended; on a full disk, its log lacks the error, or a part of it."""
+    if shutil.disk_usage(log_file.parent).free < full_bytes:
+        return f"The disk of {log_file.parent} is full. Free some space."
+    return last_line(log_file, before)
 
 
 def _size(log_file: Path) -> int:

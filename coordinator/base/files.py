@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import shutil
+import sqlite3
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -41,16 +42,24 @@ _SYNCS_AT_ONCE = 16
 
 @contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Raise `DiskFull` in the place of the operating system's error."""
+    """Raise `DiskFull` in the place of the operating system's error, or of SQLite's."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        raise DiskFull(
-            f"The coordinator has no disk space left below {folder} ({os.strerror(error.errno or 0)}).",
-            hint="Free some space there, then repeat the interrupted command.",
-        ) from error
+        raise _disk_full(folder, os.strerror(error.errno or 0)) from error
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+            raise
+        raise _disk_full(folder, str(error)) from error
+
+
+def _disk_full(folder: Path, reason: str) -> DiskFull:
+    return DiskFull(
+        f"The coordinator has no disk space left below {folder} ({reason}).",
+        hint="Free some space there, then repeat the interrupted command.",
+    )
 
 
 @contextmanager

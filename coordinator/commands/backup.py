@@ -149,10 +149,10 @@ def restore(
             tell=tell,
             take_over=restoring.TakeOver(after_gap, tuple(root_keys)) if take_over else None,
         )
-    _report(made, folder, store_url)
+    _report(made, folder)
 
 
-def _report(made: "Restored", folder: Path, store_url: str) -> None:
+def _report(made: "Restored", folder: Path) -> None:
     """Print the state of a restored round, and the next steps."""
     when = datetime.fromtimestamp(made.contents.made_ms / 1000, UTC)
     typer.echo(
@@ -164,33 +164,22 @@ def _report(made: "Restored", folder: Path, store_url: str) -> None:
     if made.gap_root:
         typer.echo(f"{made.missing}\nRoot {made.gap_root} announces publicly that the log continues without them.")
     if made.signatures_missing:
-        config = f"{shlex.quote(str(folder / 'operator.toml'))} {placed(folder, store_url)}"
         typer.echo(
             f"{made.signatures_missing} signatures of root keys are missing. Holders must run `swarm-coordinator "
             f"keys sign` on a copy of {folder / 'pending.root.json'}. Put it back, then run:\n"
-            f"swarm-coordinator keys install {config}"
+            f"swarm-coordinator keys install {settings_of(folder)}"
         )
     typer.echo(
-        f"The settings file is {folder / 'operator.toml'}. Continue the round with:\n{launch_line(folder, store_url)}"
+        f"The settings file is {folder / 'operator.toml'}; use it instead of the old one, also for other commands. "
+        f"Continue the round with:\nswarm-coordinator launch {settings_of(folder)}"
     )
 
 
-def launch_line(folder: Path, store_url: str) -> str:
-    """Return the command that continues a restored round with its old settings, including those not in its file."""
+def settings_of(folder: Path) -> str:
+    """Return a restored round's settings file, with `--set` for old settings that are not in it, for a command line."""
     ran = Config.model_validate_json((folder / "resolved.json").read_bytes())
-    rest = [
-        setting
-        for setting in on_top(folder / "operator.toml", ran)
-        if not setting.startswith(("round.directory=", "store.url="))
-    ]
-    settings = " ".join([placed(folder, store_url), *(f"--set {shlex.quote(setting)}" for setting in rest)])
-    return f"swarm-coordinator launch {shlex.quote(str(folder / 'operator.toml'))} {settings}"
-
-
-def placed(folder: Path, store_url: str) -> str:
-    """Return the options that set the folder and store of a restored round."""
-    settings = [f"round.directory={folder.absolute()}", *([f"store.url={store_url}"] if store_url else [])]
-    return " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    file = folder / "operator.toml"
+    return " ".join([shlex.quote(str(file)), *(f"--set {shlex.quote(setting)}" for setting in on_top(file, ran))])
 
 
 def _passphrase(file: Path | None, *, twice: bool) -> str:
@@ -198,8 +187,10 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
         passphrase = file.read_text().strip("\r\n")
     elif sys.stdin.isatty():
         passphrase = str(typer.prompt("Passphrase of the keys", hide_input=True, confirmation_prompt=twice))
-    else:
+    elif twice:
         raise ConfigInvalid("The keys need a passphrase.", hint="Use --passphrase-file, or --no-keys to omit the keys.")
+    else:
+        raise ConfigInvalid("The keys of this backup are sealed.", hint="Give the passphrase with --passphrase-file.")
     if twice and len(passphrase) < PASSPHRASE_MIN_CHARS:
         raise ConfigInvalid(f"A passphrase needs at least {PASSPHRASE_MIN_CHARS} characters.")
     return passphrase

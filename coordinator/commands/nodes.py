@@ -38,6 +38,7 @@ Node = Annotated[
     typer.Argument(metavar="NODE", help="The node's id, 6 or more characters from either end of it, or its name."),
 ]
 Reason = Annotated[str, typer.Option(help="Reason; it is recorded, and the owner of a banned node sees it.")]
+NO_REASON = "no reason given"
 
 
 @app.command(
@@ -117,7 +118,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
         EXIT_CODES,
     )
 )
-def pause(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
+def pause(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason = NO_REASON) -> None:
     """Pause a node: it gets no new work. It may finish its leases and is paid for them."""
     _order(config_file, settings, "pause", node, reason)
 
@@ -129,7 +130,7 @@ def pause(config_file: ConfigFile, node: Node, settings: Settings, reason: Reaso
         EXIT_CODES,
     )
 )
-def resume(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason = "no reason given") -> None:
+def resume(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason = NO_REASON) -> None:
     """Resume a paused node."""
     _order(config_file, settings, "resume", node, reason)
 

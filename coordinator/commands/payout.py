@@ -80,18 +80,23 @@ def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: A
     ),
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
-    """List all batches with their state."""
+    """List all batches with their state and amount."""
     from coordinator.transactions import payouts
 
-    with _opened(load(config_file, settings)) as (database, _):
-        rows = database.run_now(payouts.listed)
+    config = load(config_file, settings)
+    with _opened(config) as (database, _):
+        rows, sums = database.run_now(payouts.listed), database.run_now(payouts.sums)
+    unit = launched(config).round.money
     if as_json:
-        typer.echo(json.dumps([row._asdict() for row in rows]))
+        typer.echo(json.dumps([row._asdict() | sums[row.number]._asdict() for row in rows]))
         return
     if not rows:
         typer.echo("There are no batches yet: make one with `swarm-coordinator payout create`.")
     for row in rows:
-        typer.echo(f"batch {row.number}: {row.state}, rail {row.rail}, reference {row.reference or '-'}")
+        typer.echo(
+            f"batch {row.number}: {row.state}, {unit.exact(sums[row.number].amount_micros)} to "
+            f"{counted(sums[row.number].payees, 'payee')} by rail {row.rail}, reference {row.reference or '-'}"
+        )
 
 
 @app.command(

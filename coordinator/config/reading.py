@@ -1,5 +1,7 @@
 """The reader of the operator's file: an error names every mistake in it."""
 
+import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,29 @@ def parse(table: dict[str, Any]) -> Config:
     if config is None or mistakes:
         raise _refusal(mistakes, None)
     return config
+
+
+def with_values(text: str, values: dict[str, str]) -> str | None:
+    """Return a TOML file's text with `section.key` values changed or added, and all the rest as it is.
+
+    Return None if that cannot be done line by line, such as with a section that is written on one line.
+    """
+    wanted = tomllib.loads(text)
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        found = re.search(rf"(?ms)^\s*\[\s*{section}\s*\]([^\n]*)$(.*?)(?=^\s*\[|\Z)", text)
+        if found is None:
+            text = f"{text.rstrip()}\n\n[{section}]\n{line}\n"
+        else:
+            start, end = found.span(2)
+            body, count = re.subn(rf"(?m)^{key}[ \t]*=.*$", line.replace("\\", "\\\\"), found[2])
+            text = text[:start] + (body if count else f"\n{line}{body}") + text[end:]
+        wanted.setdefault(section, {})[key] = value
+    try:
+        return text if tomllib.loads(text) == wanted else None
+    except tomllib.TOMLDecodeError:
+        return None
 
 
 def _refusal(mistakes: list[Mistake], path: Path | None) -> ConfigInvalid:

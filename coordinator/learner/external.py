@@ -27,6 +27,9 @@ from protocol.work.learning import LearnerProgress, OfferedVersion, OfferOutcome
 
 log = logging.getLogger(__name__)
 
+START_FOLDERS = ("start", "publishing", "checkpoints")
+"""Folders that nobody reads any more once version 1 is published; earlier releases wrote a checkpoint, too."""
+
 COMPLETED = ("config.json", "tokenizer.json")
 """The files that an offer of weights may leave out."""
 
@@ -36,6 +39,8 @@ def run(config: Config, url: str, token: Path) -> None:
     client = CoordinatorClient(url, token.read_text().strip())
     if not client.state().newest_version:
         Learner(config, client, Crew(config, Ranks(config.learner.device, Watchdog(0)))).publish_start()
+    for name in START_FOLDERS:  # gigabytes that the disk and every backup would hold for nothing
+        shutil.rmtree(config.round.directory / "learner" / name, ignore_errors=True)
     offers = TrainersOffers(config, client)
     while not client.state().finished:
         client.progress(LearnerProgress(phase="waiting for a trainer", fraction=0.0, detail=""))

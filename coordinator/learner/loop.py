@@ -58,6 +58,8 @@ EVALUATE_EVERY = 10
 EVALUATION_LOOK_S = 0.5
 """Seconds between two requests for the nodes' evaluation of the last version."""
 
+WARMS = "The embedded policy is untrained: it first imitates a teacher. Version 1 follows, usually after some minutes."
+
 MISMATCH_NATS = 6.0
 """Mean |log π/μ| per token of a claim beyond which its log-probabilities cannot be those of its tokens. Honest
 groups at the demo's lag stay below 1, except one in thousands at 2.2; tokens the policy would not say are near 10."""
@@ -160,13 +162,11 @@ class Learner:
         self._crew.over()
 
     def publish_start(self) -> None:
-        """Publish the starting policy, for trainers that are not ours."""
-        try:
-            self._begin()
-            self._release()
-            self._outgoing.finish()
-        finally:
-            self._outgoing.abandon()
+        """Publish the starting policy, for trainers that are not ours: no checkpoint, and no score on our problems."""
+        self._warm_start()
+        write, publish = self._publishing(1)
+        write()
+        publish()
         self._tracker.close()
         self._crew.over()
 
@@ -261,11 +261,17 @@ class Learner:
 
     def _begin(self) -> None:
         """Prepare the first update: warm-start the embedded policy, and measure the accuracy before training."""
-        if self._config.model.path == start.EMBEDDED:
-            self._crew.warm_start(self._warm)
+        self._warm_start()
         scores = self._crew.evaluate()
         log.info("begins%s", _scores_text(scores))
         self._progress("learning", 0.0, f"update 0{_scores_text(scores)}", accuracy_before=self._crew.accuracy())
+
+    def _warm_start(self) -> None:
+        """Train the embedded policy on demonstrations, which takes minutes; other policies stay as they are."""
+        if self._config.model.path == start.EMBEDDED:
+            log.info(WARMS)
+            self._warm(0.0, WARMS)
+            self._crew.warm_start(self._warm)
 
     def _is_due(self) -> bool:
         """Return True if a version must be published now; the coordinator measures and sets the interval."""

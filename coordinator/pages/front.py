@@ -7,7 +7,7 @@ from typing import Any
 from coordinator.pages import joining, words
 from coordinator.pages.board import BoardFigures
 from coordinator.pages.layout import aged, bar, document, live, node_link, numbers, wanted
-from coordinator.pages.measured import main_curve, quality, score
+from coordinator.pages.measured import done, main_curve, quality, score
 from coordinator.pages.training import Training
 from protocol.text.html import Markup, el
 from protocol.text.money import parse_unit
@@ -114,7 +114,9 @@ def _published(board: BoardFigures) -> str:
     return f"newest {words.ago(board.now_ms + board.age_ms - since_ms)}" if since_ms else "the first is on its way"
 
 
-def _curve(training: Training) -> Markup:
+def _curve(training: Training) -> Markup | None:
+    if training.status["external"] and len(done(training.evaluations)) < 2:  # its trainer keeps the rewards to itself
+        return None
     return el("div", main_curve(training.evaluations, training.metrics, training.published), class_="large")
 
 

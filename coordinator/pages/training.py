@@ -192,8 +192,9 @@ def render(figures: Training) -> str:
         "/training",
         figures.site,
         strip(status, figures.now_ms, figures.age_ms, quality(status, figures.evaluations).text),
-        live("learning", _learning(figures), heading="Is it learning?",
-             lead="The reward and the score on problems that it never trains on should rise."),
+        None if status["external"] else live(
+            "learning", _learning(figures), heading="Is it learning?",
+            lead="The reward and the score on problems that it never trains on should rise."),
         live("evaluations", evaluation_parts(figures.evaluations, parse_unit(status.get("unit")),
                                              empty=without_evaluations(status)),
              heading="Evaluations"),
@@ -202,7 +203,8 @@ def render(figures: Training) -> str:
         live("health", _health(figures), heading="Is it healthy?",
              lead="Answers come from slightly older versions. They must stay close enough to learn from."),
         live("pace", _pace(figures), heading="Is the swarm fast?",
-             lead="The learner should seldom wait, and new versions should reach all nodes within seconds."),
+             lead="New versions should reach all nodes within seconds." if status["external"] else
+                  "The learner should seldom wait, and new versions should reach all nodes within seconds."),
         live("fleet", _fleet(status), heading="Fleet"),
         live("incidents", _incidents(figures.incidents), heading="Incidents"),
         live("orders", _orders(figures.orders), heading="Orders"),
@@ -211,14 +213,12 @@ def render(figures: Training) -> str:
 
 def without_evaluations(status: Mapping[str, Any]) -> str:
     """Return the text of a round without evaluations: its score, if there is one, is the learner's own."""
-    measured = [status["accuracy_before"], status["accuracy_after"]]
-    if measured == [None, None]:
+    shares = {"before training": status["accuracy_before"], "after it": status["accuracy_after"]}
+    measured = [f"{words.percent(share)} {moment}" for moment, share in shares.items() if share is not None]
+    if status["external"] or not measured:
         return "No evaluations yet."
-    before, after = map(words.percent, measured)
-    return (
-        "The nodes evaluated no version. The learner itself measured held-out problems: "
-        f"{before} before training, {after} after it."
-    )
+    said = ", ".join(measured)
+    return f"The nodes evaluated no version. The learner itself measured held-out problems: {said}."
 
 
 def _drawn(figures: Training, question: str, *others: tuple[bool, Markup]) -> Any:
@@ -256,13 +256,13 @@ def _health(figures: Training) -> Any:
     age, load = status["age"], status["load"]
     shown = {
         "wasted work": words.percent(status["in_vain_share"]),
-        "staleness in updates": f"mean {age['mean']:.1f}, p99 {age['p99']}, max {age['max']}",
         "max staleness S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
-        "length bias": words.DASH if (bias := status["length_bias"]) is None else f"{bias:.2f} × ({GOOD_BIAS})",
         "budget left": words.money(parse_unit(status.get("unit")), status["budget_micros"]),
     }
     if not status["external"]:
         shown |= {
+            "staleness in updates": f"mean {age['mean']:.1f}, p99 {age['p99']}, max {age['max']}",
+            "length bias": words.DASH if (bias := status["length_bias"]) is None else f"{bias:.2f} × ({GOOD_BIAS})",
             "learner idle, whole round": words.percent(status["learner_idle_share"]),
             "publish interval": words.counted(status["publish_every"], "update"),
         }
@@ -276,9 +276,10 @@ def _health(figures: Training) -> Any:
     refused = ", ".join(f"{words.whole(count)} {code}" for code, count in sorted(status["rejected"].items()))
     wasted = ", ".join(f"{words.whole(count)} {why}" for why, count in sorted(status["in_vain"].items()))
     caption = charts.Caption("Groups by age", about="Groups trained on, by their age in updates.")
+    ages = (False, charts.bars("ages", caption, "staleness", figures.ages))
     return (
         facts(shown),
-        _drawn(figures, metric_words.HEALTHY, (False, charts.bars("ages", caption, "staleness", figures.ages))),
+        None if status["external"] else _drawn(figures, metric_words.HEALTHY, ages),
         el("p", f"Leases: {ends or 'none yet'}. Rejected: {refused or 'none'}. Wasted: {wasted or 'none'}.",
            class_="soft"),
     )  # fmt: skip
@@ -297,11 +298,10 @@ def _pace(figures: Training) -> Any:
         (False, charts.lines("idle", idle, "update", {"idle share": figures.idle_share} if figures.idle_share else {},
                              tell=words.percent, from_zero=True)),
         (charts.is_flat(credit), charts.lines("cost", cost, "update", {"credit": credit}, from_zero=True)),
-        (False, _spread(figures)),
     )  # fmt: skip
     last = figures.status["broadcast"]
     return (
-        _drawn(figures, metric_words.FAST, *made),
+        _drawn(figures, metric_words.FAST, *(() if figures.status["external"] else made), (False, _spread(figures))),
         el("h3", f"How version {last['version']} spread") if last else None,
         tree.picture(last["version"], figures.branches) if last else None,
     )
@@ -312,7 +312,8 @@ def _spread(figures: Training) -> Markup:
         name: [(float(spread.version), value) for spread in figures.spreads if (value := take(spread)) is not None]
         for name, take in (("median", attrgetter("median_s")), ("slowest", attrgetter("max_s")))
     }
-    caption = charts.Caption("Time to reach the nodes", about="From the publication of a version to its first token.")
+    until = "to its load on a node" if figures.status["external"] else "to its first token"
+    caption = charts.Caption("Time to reach the nodes", about=f"From the publication of a version {until}.")
     return charts.lines(
         "t-bcast", caption, "version", curves if any(curves.values()) else {}, tell=words.seconds, from_zero=True
     )

@@ -141,9 +141,8 @@ def _round(status: Mapping[str, Any]) -> Iterator[str]:
     if status.get("external"):  # nothing is trained here, and only `finish` ends the round
         reached = f"update {status['version_update']} of the trainer"
     yield f"{status['phase']}: {reached}{detail}"
-    still = status.get("learner_outgoing_share_lately", 0.0)
-    versions = f"saving and publishing {still:.0%} of its time lately, " if still else ""
-    yield f"the learner waited {status['learner_idle_share']:.0%} of the whole round, {versions}{_batch(status)}"
+    if not status.get("external"):
+        yield ", ".join([*_learner_times(status), _batch(status)])
     ages = {"last update": status.get("update_age_s"), "last learner request": status.get("learner_silent_s")}
     since_s = status.get("age_s", 0.0)
     known = [f"{name} {duration_text(age + since_s)} ago" for name, age in ages.items() if age is not None]
@@ -151,9 +150,17 @@ def _round(status: Mapping[str, Any]) -> Iterator[str]:
         yield ", ".join([*known, *(_program(name, life) for name, life in status.get("programs", {}).items())])
 
 
+def _learner_times(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the learner's time went into; nothing before the first batch."""
+    if status["update"] or status["learner_idle_share"]:
+        yield f"the learner waited {status['learner_idle_share']:.0%} of the whole round"
+    if still := status.get("learner_outgoing_share_lately", 0.0):
+        yield f"saving and publishing {still:.0%} of its time lately"
+
+
 def _batch(status: Mapping[str, Any]) -> str:
     """Return the batch under way; the one that is formed after the last update is never trained on."""
-    is_last = not status.get("external") and status["update"] >= status["max_updates"]
+    is_last = status["update"] >= status["max_updates"]
     if status["batch"] <= status["update"] or status["finished"] or is_last:
         return "no batch under way"
     return f"at work on batch {status['batch']}"
@@ -218,9 +225,10 @@ def _versions(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"none is published yet; then {every}"
         return
     yield f"version {status['version']} of update {status['version_update']}, {every}"
+    until = "its load" if status.get("external") else "the first token"
     if last := status["broadcast"]:
         yield (
-            f"T_bcast of version {last['version']}, from publication to the first token: median "
+            f"T_bcast of version {last['version']}, from publication to {until}: median "
             f"{last['median_s']:.2f} s, p90 {last['p90_s']:.2f} s, max {last['max_s']:.2f} s, "
             f"on {last['reached']:,} of {counted(last['nodes'], 'node')}"
         )
@@ -229,7 +237,10 @@ def _versions(status: Mapping[str, Any]) -> Iterator[str]:
 def _staleness(status: Mapping[str, Any]) -> Iterator[str]:
     age = status["age"]
     bound = bound_in_force(status)
-    yield f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {bound})"
+    if status["update"]:
+        yield f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {bound})"
+    else:
+        yield f"samples are at most {bound} updates old (S)"
     yield f"wasted work: {status['in_vain_share']:.1%}{_counted(status['in_vain'])}"
     if alike := status["rollouts"].get("alike"):
         yield f"replaced {counted(alike, 'group')} whose rewards were all alike by other groups"

@@ -15,6 +15,7 @@
 import fcntl
 import json
 import logging
+import os
 import secrets
 from collections.abc import Collection
 from contextlib import ExitStack
@@ -100,9 +101,11 @@ def touched_ms(folder: Path) -> int:
     return int((folder / LOCK).stat().st_mtime * 1000)
 
 
-def touch(folder: Path) -> None:
-    """Touch the lock: this coordinator still leads."""
+def touch(folder: Path, moment_ms: int | None = None) -> None:
+    """Touch the lock: this coordinator still leads, or led until `moment_ms`."""
     (folder / LOCK).touch()
+    if moment_ms is not None:
+        os.utime(folder / LOCK, (moment_ms / 1000, moment_ms / 1000))
 
 
 def lead(config: Config) -> IO[str]:

@@ -171,7 +171,7 @@ class _Child:
             "tokens": [list(tokens) for tokens in job.tokens],
             "timeout_s": timeout_s,
         }
-        answer = await self._ask(question, timeout_s)
+        answer = await self._ask(question, timeout_s, " (reward.timeout_s)")
         _require_judged(answer)
         return checked(answer.get("rewards"), [len(text) for text in job.completions])
 
@@ -183,7 +183,7 @@ class _Child:
             "over": list(asked.over),
             "timeout_s": timeout_s,
         }
-        answer = await self._ask(question, timeout_s)
+        answer = await self._ask(question, timeout_s, " (reward.timeout_s)")
         _require_judged(answer)
         return checked_episodes(answer.get("episodes"), asked)
 
@@ -199,7 +199,8 @@ class _Child:
         # asyncio keeps the pipes' transports until they are closed.
         self._process._transport.close()  # type: ignore[attr-defined]  # there is no public way
 
-    async def _ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    async def _ask(self, question: dict[str, Any], timeout_s: float, setting: str = "") -> dict[str, Any]:
+        """Return the child's answer to a question; `setting` names in the error what sets `timeout_s`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._printed_bytes = 0
@@ -212,7 +213,7 @@ class _Child:
                     raise VerifierFailed(f"Its answer has {length} bytes; at most {ANSWER_MAX_BYTES} are allowed.")
                 answer = json.loads(await self._process.stdout.readexactly(length))
         except TimeoutError:
-            raise VerifierFailed(f"It did not answer within {timeout_s:g} s.") from None
+            raise VerifierFailed(f"It did not answer within {timeout_s:g} s{setting}.") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise VerifierFailed(await self._why_it_ended()) from None
         except (ValueError, RecursionError):

@@ -5,6 +5,8 @@
   its own time, so it trusts no other clock. The transfer time of the message is added, and no stage is reached before
   publication.
 - A broadcast ends for a node with its first token; for a mirror, which samples nothing, when its files are whole.
+- In a round with a trainer of its own (learner.external), nodes may wait for the trainer's requests, so a broadcast
+  ends when the engine has the version: that time is recorded as the time of the first token.
 - A time in which the coordinator was started contains its outage: it is shown, and does not count for `usual_s`.
 - A node may lie about itself, and gains nothing by it.
 - All functions are effects, `(connection, …) → outcome`.
@@ -57,10 +59,15 @@ def start_broadcast(
     connection.execute(sa.delete(broadcasts).where(broadcasts.c.version <= manifest.version - VERSIONS_KEPT))
 
 
-def record_progress(connection: sa.Connection, node: NodeId, reached: Iterable[Reached], *, now_ms: int) -> None:
+def record_progress(
+    connection: sa.Connection, node: NodeId, reached: Iterable[Reached], *, now_ms: int, external: bool = False
+) -> None:
     """Record the stages that a node of a broadcast has reached, unless it has reported them before."""
-    for said in reached:
-        column = STAGES[said.stage]
+    stages = [(said, said.stage) for said in reached]
+    if external:
+        stages += [(said, "first_token") for said, stage in stages if stage == "loaded"]
+    for said, stage in stages:
+        column = STAGES[stage]
         reached_ms = now_ms - round(1000 * said.ago_s)
         published_ms = sa.select(versions.c.published_ms).where(versions.c.version == said.version).scalar_subquery()
         connection.execute(

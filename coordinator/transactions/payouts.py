@@ -115,6 +115,21 @@ def listed(connection: sa.Connection) -> list[StoredBatch]:
     return [StoredBatch(number, BatchState(state), *rest) for number, state, *rest in rows]
 
 
+class BatchSum(NamedTuple):
+    """The amount of a batch, and the number of its payees."""
+
+    amount_micros: int
+    payees: int
+
+
+def sums(connection: sa.Connection) -> dict[int, BatchSum]:
+    """Return the sum of each batch, by its number."""
+    cols = payees.c
+    columns = (cols.batch, sa.func.sum(cols.amount_micros), sa.func.count())
+    rows = connection.execute(sa.select(*columns).group_by(cols.batch))
+    return {number: BatchSum(int(micros), count) for number, micros, count in rows}
+
+
 class LoadedBatch(NamedTuple):
     """A batch as it is stored, and in the form that its rail sends."""
 

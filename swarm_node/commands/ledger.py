@@ -103,10 +103,12 @@ def verify(
 def _show_verified(result: "Verified", join: "JoinString", witnesses: "Witnesses") -> None:
     """Print what a verified log says."""
     owed = sum(micros for name, micros in result.balances.items() if name.startswith(("payable:", "paying:")))
-    total = parse_unit(result.unit).exact(owed)
+    paid = sum(micros for name, micros in result.balances.items() if name.startswith("paid:"))
+    unit = parse_unit(result.unit)
     typer.echo(
         f"Verified: {counted(result.entries, 'entry', 'entries')} of {join.url}, signed root {result.root[:16]}…. "
-        f"Total {total}; the leaderboard matches the ledger ({counted(result.nodes, 'node')})."
+        f"Owed: {unit.exact(owed)}, paid: {unit.exact(paid)}; the leaderboard matches the ledger "
+        f"({counted(result.nodes, 'node')})."
     )
     pardoned = f", except {counted(result.audits.pardoned, 'pardoned claim')}" if result.audits.pardoned else ""
     typer.echo(

@@ -59,7 +59,7 @@ def work(coordinator: Coordinator, crowd: list[Labourer], more: int) -> None:
 def relaunch(swarm: Swarm, coordinator: Coordinator, folder: Path) -> Program:
     """The restored round at the address of the lost one."""
     more_work = "staleness.max_updates=200"
-    settings = ["--set", f"round.directory={folder}", "--set", more_work, "--no-learner", "--no-auditor"]
+    settings = ["--set", more_work, "--no-learner", "--no-auditor"]
     program = swarm.start("restored", script("swarm-coordinator"), "launch", str(folder / "operator.toml"), *settings)
     assert program.said(r"swarm-node join (\S+)$")[1] == coordinator.join_string
     return program

@@ -36,7 +36,7 @@ def test_a_learner_goes_on_from_a_restored_backup(swarm: Swarm, policy: Path) ->
     shutil.rmtree(coordinator.folder)
 
     run("restore", str(saved), str(new), "--passphrase-file", str(passphrase), "--nothing-newer")
-    command = ["launch", str(new / "operator.toml"), "--set", f"round.directory={new}", "--no-auditor"]
+    command = ["launch", str(new / "operator.toml"), "--no-auditor"]
     restored = swarm.start("restored", script("swarm-coordinator"), *command)
     assert restored.said(r"swarm-node join (\S+)$")[1] == join_string
     coordinator.folder = new

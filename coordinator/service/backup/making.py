@@ -26,7 +26,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.base.files import link_or_copy, make_folder, open_private
+from coordinator.base.files import full_disk_named, link_or_copy, make_folder, open_private
 from coordinator.config import Config, fixed
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.service.backup import database, training
@@ -65,10 +65,11 @@ SECRET = ("keys", "operator.token", "evm.key")
 
 NOT_SAVED = (
     "logs", "backups", "public", "resolved.json", "coordinator.lock", "payouts.lock", "backup.lock",
-    "standby.lock", "standby.json", "operator.toml", "draft",
+    "standby.lock", "standby.json", "operator.toml", "draft", "auditors",
 )  # fmt: skip
-"""Names that a launch creates again or does not need. `resolved.json` is saved separately, without its password;
-`operator.toml`, which a restored round has in its folder, is saved as the settings file of the backup."""
+"""Names that a launch creates again or does not need; `auditors` has versions that are in `blobs`, too. `resolved.json`
+is saved separately, without its password; `operator.toml`, which a restored round has in its folder, is saved as the
+settings file of the backup."""
 
 FIRST = "learner"
 """Folder that is saved before the store: a checkpoint must not be ahead of its round."""
@@ -136,9 +137,9 @@ def make(config: Config, config_file: Path, target: Path, *, passphrase: str | N
     fixed.require_round(folder)
     if target.exists():
         raise ConfigInvalid(f"{target} exists already.", hint="Choose a new file or folder.")
-    with _staging(folder) as staged:
+    with full_disk_named(folder), _staging(folder) as staged:
         snapshot = _capture(config, staged, tell)
-        with writing(target) as (writer, partial):
+        with full_disk_named(target.absolute().parent), writing(target) as (writer, partial):
             entries = list(_written(writer, staged, tell))
             entries.append(_add(writer, "folder/resolved.json", without_password(folder)))
             entries.append(_add(writer, "operator.toml", config_file.read_bytes()))

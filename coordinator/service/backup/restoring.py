@@ -4,6 +4,8 @@
 - No file is overwritten. A backup is rejected if anything newer was published after it
   (`coordinator.service.backup.forks`).
 - If only the store was copied, as before an upgrade, the rest comes from the round's folder that contains the copy.
+- The settings file names the new folder, so that no command works on the old one. Leases get the time that they had
+  when the backup was made.
 - The next launch signs the trust documents under higher numbers: nodes know documents signed after the backup, and
   accept no older ones.
 """
@@ -19,6 +21,7 @@ import sqlalchemy as sa
 
 from coordinator.base.files import close_to_others, full_disk_named, write_durably
 from coordinator.config import Config
+from coordinator.config.reading import with_values
 from coordinator.service import opening
 from coordinator.service.backup import database, forks, taking_over
 from coordinator.service.backup.archive import (
@@ -118,6 +121,7 @@ def restore(
             # An existing mark is of a round that was restored and not launched since.
             if made.gap_root or not (partial / opening.RESTORED).exists():
                 write_durably(partial / opening.RESTORED, json.dumps(mark).encode())
+            opening.touch(partial, contents.made_ms)
             close_to_others(partial)
             partial.chmod(0o755)
             partial.rename(folder)
@@ -208,6 +212,10 @@ def _resolve(partial: Path, folder: Path, store_url: str) -> Config:
     table["store"]["url"] = store_url
     config = Config.model_validate(table)
     write_durably(partial / "resolved.json", config.model_dump_json(indent=2).encode())
+    settings = {"round.directory": str(folder.absolute()), **({"store.url": store_url} if store_url else {})}
+    changed = with_values((partial / "operator.toml").read_text(encoding="utf-8"), settings)
+    if changed is not None:
+        write_durably(partial / "operator.toml", changed.encode())
     return config
 
 

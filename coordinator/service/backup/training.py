@@ -10,7 +10,7 @@ from protocol.errors import ConfigInvalid
 
 FOLDER = "checkpoints"
 
-NOT_SAVED = (FOLDER, "publishing", "taking", "ranks", "retracting")
+NOT_SAVED = (FOLDER, "publishing", "taking", "ranks", "retracting", "current", "offered")
 """Names in the learner's folder that are held here, or created again when needed."""
 
 

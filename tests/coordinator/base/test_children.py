@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.base.children import Life, keep_running
+from coordinator.base.children import Life, keep_running, why_it_ended
 
 DEADLINE_S = 30.0
 
@@ -27,6 +27,13 @@ async def test_child_that_crashes_is_started_again(tmp_path: Path, caplog: pytes
         await keep_running("child", child(program), log_file=tmp_path / "log")
     assert mark.exists()
     assert "child ended with code 1; starting it again in 0.5 s (see " in caplog.text
+
+
+def test_child_that_crashes_on_a_full_disk_has_this_reason(tmp_path: Path) -> None:
+    """The log of a child has no room for the error then."""
+    (tmp_path / "log").write_text('File "loop.py", line 20')
+    assert why_it_ended(tmp_path / "log", 0, full_bytes=0) == 'File "loop.py", line 20'
+    assert why_it_ended(tmp_path / "log", 0, full_bytes=2**62) == f"The disk of {tmp_path} is full. Free some space."
 
 
 @pytest.mark.asyncio

@@ -167,7 +167,7 @@ def test_nodes_and_versions_are_told_with_the_same_line(stopped: Path) -> None:
 
 def test_orders_about_nodes_say_that_they_need_a_running_coordinator(stopped: Path) -> None:
     with pytest.raises(Unreachable, match="then repeat the order"):
-        say("nodes", "pause", str(stopped), "n7", "--reason", "because")
+        say("nodes", "pause", str(stopped), "n7")
 
 
 def test_a_coordinator_that_leads_and_is_silent_is_another_trouble(stopped: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import sqlite3
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,10 +18,14 @@ import sqlalchemy as sa
 from blake3 import blake3
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from coordinator.commands.backup import launch_line
+from coordinator import cli
+from coordinator.base.files import full_disk_named
+from coordinator.commands.backup import settings_of
 from coordinator.config import AuditSection, Config, load
 from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.service import opening
 from coordinator.service.backup import database, making, restoring
 from coordinator.service.backup.archive import BackupInvalid, escaped, plain, reading, seal, unseal, writing
 from coordinator.store.state import Database
@@ -58,6 +63,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await served.submit(node, served.answer(node, lease))
             await served.publish(2, b"other weights")
             await served.round.publish_checkpoint()
+            rebuilt = place / "round" / "auditors" / "launched" / "1"
+            rebuilt.mkdir(parents=True)
+            (rebuilt / "config.json").write_text("{}")
             (place / "round" / LOCAL_KEY).parent.mkdir(parents=True)
             (place / "round" / LOCAL_KEY).write_text(f"{7:064x}")
             for target in ("folder", "file.tar"):
@@ -88,7 +96,7 @@ def test_a_restored_folder_is_the_round_as_it_was(saved: Path, tmp_path: Path, n
     restore(saved / name, tmp_path / "new")
     was = {path.relative_to(saved / "gone") for path in (saved / "gone").rglob("*") if path.is_file()}
     now = {path.relative_to(tmp_path / "new") for path in (tmp_path / "new").rglob("*") if path.is_file()}
-    left_out = {"coordinator.lock", "backup.lock", "state.db-wal", "state.db-shm", "draft"}
+    left_out = {"backup.lock", "state.db-wal", "state.db-shm", "draft", "auditors/launched/1/config.json"}
     assert {str(path) for path in was - now} <= left_out
     assert {str(path) for path in now - was} <= {"restored.json", "operator.toml"}
     for path in now & was - {Path("state.db"), Path("resolved.json")}:
@@ -100,12 +108,39 @@ def test_the_line_that_goes_on_has_all_that_the_lost_round_was_launched_with(sav
     """The round's file has few settings; most were given on the command line."""
     new = tmp_path / "a new place"
     restore(saved / "folder", new)
-    program, launch, file, *options = shlex.split(launch_line(new, ""))
-    assert (program, launch, file) == ("swarm-coordinator", "launch", str(new / "operator.toml"))
+    file, *options = shlex.split(settings_of(new))
+    assert file == str(new / "operator.toml")
     assert set(options[::2]) == {"--set"}
     ran = Config.model_validate_json((new / "resolved.json").read_bytes())
     assert load(Path(file), options[1::2]) == ran
     assert ran.learner.groups_per_update == 2
+    assert load(Path(file), []).round.directory == new, "a command without options works on the restored round"
+
+
+def test_leases_of_a_restored_round_have_the_time_that_was_left_at_the_backup(saved: Path, tmp_path: Path) -> None:
+    restore(saved / "folder", tmp_path / "new")
+    assert opening.touched_ms(tmp_path / "new") == pytest.approx(restoring.describe(saved / "folder").made_ms, abs=1)
+
+
+def test_rebuilt_versions_of_auditors_are_not_saved(saved: Path) -> None:
+    assert (saved / "gone" / "auditors" / "launched" / "1" / "config.json").exists()
+    assert not (saved / "folder" / "folder" / "auditors").exists()
+
+
+def test_store_that_does_not_fit_on_the_disk_is_a_full_disk_and_no_crash(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "small.db")) as small:
+        small.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(DiskFull, match=r"database or disk is full"), full_disk_named(tmp_path):
+            small.execute("CREATE TABLE t (x)")
+
+
+def test_restore_without_a_passphrase_names_only_options_that_it_has(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # a terminal would be asked
+    result = CliRunner().invoke(cli.app, ["restore", str(saved / "folder"), str(tmp_path / "new"), "--nothing-newer"])
+    assert isinstance(result.exception, ConfigInvalid)
+    assert result.exception.hint == "Give the passphrase with --passphrase-file."
 
 
 def test_no_key_and_no_token_is_readable_in_a_backup(saved: Path) -> None:

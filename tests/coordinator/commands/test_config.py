@@ -1,11 +1,12 @@
 """The configuration: every mistake is told with its place, and the nearest name that would have been right."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from coordinator.config import Config, load, parse
-from coordinator.config.reading import on_top
+from coordinator.config.reading import on_top, with_values
 from protocol.errors import ConfigInvalid
 
 
@@ -169,6 +170,28 @@ def test_what_stood_on_top_of_a_file_is_found_again(tmp_path: Path) -> None:
         assert load(file, again) == ran
         assert len(again) >= len(chosen)
     assert on_top(file, load(file, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("", '\n\n[round]\ndirectory = "/a b"\n'),
+        ("# mine\n[round] # this\ntitle = 'x'\n", "# mine\n[round] # this\ndirectory = \"/a b\"\ntitle = 'x'\n"),
+        ("[round]\ndirectory = 'x'  # old\n[model]\npath = 'y'\n", None),
+        ("[model]\npath = 'y'\n", None),
+        ('[round]\ntitle = """\n[model]\n"""\n', None),
+    ],
+)
+def test_a_setting_in_a_file_is_changed_and_the_rest_of_the_file_is_not(text: str, changed: str | None) -> None:
+    found = with_values(text, {"round.directory": "/a b"})
+    assert found is not None
+    assert tomllib.loads(found)["round"]["directory"] == "/a b"
+    assert changed in (None, found)
+
+
+@pytest.mark.parametrize("text", ["round = {title = 'x'}\n", "round.title = 'x'\n"])
+def test_a_file_that_cannot_be_changed_line_by_line_is_left(text: str) -> None:
+    assert with_values(text, {"round.directory": "/a"}) is None
 
 
 def test_a_file_that_counts_only_with_what_stood_on_top_is_completed(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ async def pay(served: Served) -> None:
     assert code(await run(app, *settle, "--reference", "SEPA-2")) == "config_invalid"
     assert code(await run(app, *settle, "--set", "payouts.rail=evm")) == "config_invalid"
     listed = await run(app, "payout", "list", ROUND_FILE, *settings)
-    assert listed.output == "batch 1: settled, rail manual, reference SEPA-1\n"
+    assert listed.output == "batch 1: settled, 2.00 credits to 1 payee by rail manual, reference SEPA-1\n"
     shown = await run(app, "payout", "show", ROUND_FILE, "1", *settings)
     assert shown.output.splitlines()[1] == f"root {created['root']}"
 

@@ -1,14 +1,17 @@
 """The learner's loop: rounds that it may continue, and claims with impossible log-probabilities."""
 
+from collections.abc import Callable
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from coordinator.learner.loop import MISMATCH_NATS, Learner, follows, mismatched
+from coordinator.config import parse
+from coordinator.learner.loop import MISMATCH_NATS, WARMS, Learner, follows, mismatched
+from coordinator.learner.start import EMBEDDED
 from protocol.errors import OutOfOrder
-from protocol.work.learning import LearnerState, UpdateReport
+from protocol.work.learning import LearnerProgress, LearnerState, UpdateReport
 
 
 def at(version: int, ledger_size: int) -> LearnerState:
@@ -38,6 +41,51 @@ def test_a_policy_that_is_broken_makes_no_honest_claim_suspect() -> None:
     """Claims have finite numbers, so a distance of NaN comes from our own weights."""
     distances = {"near": 0.5, "ours": nan, "at": MISMATCH_NATS, "far": 10.0, "impossible": inf}
     assert mismatched(distances) == ("at", "far", "impossible")
+
+
+class Starting:
+    """A client, crew and tracker in one, of a round whose versions come from a trainer; it records what is done."""
+
+    policy = SimpleNamespace(update=0, before_change=None)
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def another(self) -> "Starting":
+        return self
+
+    def mention(self, progress: LearnerProgress) -> None:
+        self.done.append(f"{progress.phase}: {progress.detail}")
+
+    def warm_start(self, _progress: object) -> None:
+        self.done.append("warm start")
+
+    def publishing(self, _folder: Path) -> Callable[[], None]:
+        return lambda: self.done.append("written")
+
+    def publish(self, version: int, update: int, _folder: Path) -> None:
+        self.done.append(f"version {version} of update {update}")
+
+    def over(self) -> None:
+        self.done.append("over")
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+@pytest.mark.parametrize("path", [EMBEDDED, "/a/policy"])
+def test_the_start_of_another_trainer_is_neither_measured_nor_saved_and_says_that_it_takes_time(
+    tmp_path: Path, path: str
+) -> None:
+    round_ = Starting()
+    learner = Learner.__new__(Learner)
+    vars(learner).update(
+        _config=parse({"model": {"path": path}, "learner": {"external": True}}),
+        _client=round_, _crew=round_, _tracker=round_, _policy=round_.policy, _sent=0, _folder=tmp_path / "learner",
+    )  # fmt: skip
+    learner.publish_start()
+    warmed = [f"warm start: {WARMS}", "warm start"] if path == EMBEDDED else []
+    assert round_.done == [*warmed, "written", "version 1 of update 0", "over"]
 
 
 class Counting:

@@ -12,10 +12,12 @@ from coordinator.pages.layout import strip, wanted
 from coordinator.pages.measured import done, main_curve, quality
 from coordinator.pages.site import SOFTWARE, Site
 from coordinator.reports.history import Incident
+from coordinator.store.facts import PROGRESS, set_fact
 from ledger import store
 from ledger.entry import Deposit
 from protocol import limits
 from protocol.policy.description import RoundDescription
+from protocol.work.learning import LearnerProgress
 from tests.coordinator.pages.rounds import earn, furnished
 from tests.coordinator.served import Served, serve
 
@@ -130,12 +132,16 @@ class TestTrainersOfOthers:
     ) -> None:
         async with serve(tmp_path, "learner.external=true") as external:
             await external.publish()
+            before = LearnerProgress(phase="waiting", fraction=0.0, detail="", accuracy_before=0.0)
+            await external.round.database.run(set_fact, PROGRESS, before.model_dump())
             page = await read(external, path)
         text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
         assert re.search(r"version 1 published|Versions 1 newest", text, re.IGNORECASE)
         assert "another trainer" in text
         for meaningless in ("Update 0 of", "update 0 /", "last update", "learner idle", "publish interval"):
             assert meaningless not in text
+        for unmeasured in ("Reward", "held-out", "Is it learning?", "Groups by age", "Waiting of the learner"):
+            assert unmeasured not in text
 
 
 class TestTraining:

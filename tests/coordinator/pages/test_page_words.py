@@ -67,13 +67,17 @@ def test_an_interval_contains_its_own_share() -> None:
     assert "(99.5–100.0)" in page
 
 
-STATUS: dict[str, Any] = {"accuracy_before": 0.369, "accuracy_after": 0.704}
+MEASURED: dict[str, Any] = {"accuracy_before": 0.369, "accuracy_after": 0.704}
+STATUS = MEASURED | {"external": False}
 
 
 def test_a_score_of_the_learners_own_is_named_where_no_node_evaluated() -> None:
     said = training.without_evaluations(STATUS)
     assert "36.9\u202f% before training, 70.4\u202f% after it" in said
-    assert training.without_evaluations(dict.fromkeys(STATUS)) == "No evaluations yet."
+    begins = training.without_evaluations(STATUS | {"accuracy_after": None})
+    assert begins.endswith("36.9\u202f% before training.")
+    nothing = [STATUS | dict.fromkeys(MEASURED), STATUS | {"external": True}]
+    assert {training.without_evaluations(status) for status in nothing} == {"No evaluations yet."}
     assert said in training.evaluation_parts([], CREDITS, empty=said)[1]
 
 

@@ -49,6 +49,9 @@ def test_a_round_with_a_trainer_of_its_own_counts_the_trainers_updates(world: Wo
     told = world.run(summary.explained, config=parse({"learner": {"external": True}}), alive_since_ms=0) | ROUND
     assert lines(told)["round"][0] == "starting: update 5 of the trainer"
     assert lines(told)["versions"][0] == "version 2 of update 5, one for each publication of the trainer"
+    said = overview.text(told)
+    assert "the learner waited" not in said, "nothing is trained here"
+    assert "trained on groups" not in said
 
 
 def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) -> None:
@@ -66,7 +69,6 @@ def test_a_round_after_its_last_update_works_on_no_batch_and_promises_no_more_up
     last = told | {"update": 9, "batch": 10}
     assert lines(told | {"update": 8, "batch": 9})["round"][1].endswith("at work on batch 9")
     assert lines(last)["round"][1].endswith("no batch under way")
-    assert lines(last | {"external": True})["round"][1].endswith("at work on batch 10")
     assert lines(last | {"finished": True})["credit"][1] == "budget left 1.00 credits"
 
 

@@ -172,7 +172,7 @@ def test_a_killed_process_changes_nothing(play: World, tmp_path: Path) -> None:
     ("how", "said"),
     [
         ("crash", "ended with code 7"),
-        ("hang", "did not answer within 1 s"),
+        ("hang", "did not answer within 1 s (reward.timeout_s)"),
         ("number", "neither text"),
     ],
 )

@@ -36,11 +36,11 @@ def beat(world: World, key: NodeKey, *, version: int = 1, phase: Any = "generati
     world.run(registry.heartbeat, key.node_id, message, now_ms=world.now_ms)
 
 
-def say(world: World, key: NodeKey, version: int = 2, **ago_s: float) -> None:
+def say(world: World, key: NodeKey, version: int = 2, *, external: bool = False, **ago_s: float) -> None:
     """A node tells how long ago it reached some stages."""
     stages: dict[str, Stage] = {stage: stage for stage in broadcasts.STAGES}
     reached = [Reached(version=version, stage=stages[name], ago_s=ago) for name, ago in ago_s.items()]
-    world.run(broadcasts.record_progress, key.node_id, reached, now_ms=world.now_ms)
+    world.run(broadcasts.record_progress, key.node_id, reached, now_ms=world.now_ms, external=external)
 
 
 def shown(world: World) -> dict[str, Any]:
@@ -81,6 +81,19 @@ def test_an_age_is_taken_from_the_moment_the_word_arrives(world: World, pair: tu
     row = parts(world)[one.node_id]
     assert [row[f"{stage}_s"] for stage in broadcasts.STAGES] == [0.5, 2.0, 3.0, 3.75]
     assert parts(world)[other.node_id]["heard_s"] is None
+
+
+def test_a_node_that_waits_for_requests_of_a_trainer_has_a_version_once_it_is_loaded(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    one, _ = pair
+    world.now_ms += 5000
+    say(world, one, external=True, loaded=2.0)
+    world.now_ms += 60_000
+    say(world, one, external=True, first_token=0.0)
+    row = parts(world)[one.node_id]
+    assert (row["loaded_s"], row["first_token_s"]) == (3.0, 3.0)
+    assert shown(world)["broadcast"]["median_s"] == 3.0
 
 
 def test_an_age_from_before_publication_counts_from_publication(world: World, pair: tuple[NodeKey, NodeKey]) -> None:

@@ -25,7 +25,7 @@ class Appeal(Message):
 
     kind: Literal["appeal"] = "appeal"
     round_id: Hex64
-    about: Hex32 | Hex64
+    about: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}){1,2}$")]
     """A lease or a claim."""
     reason: Annotated[str, StringConstraints(max_length=limits.APPEAL_REASON_MAX_CHARS)]
 

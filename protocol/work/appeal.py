@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 
 from protocol import limits
 from protocol.errors import WrongAudience
-from protocol.ids import Hex32, Hex64, NodeId
+from protocol.ids import Hex64, NodeId
 from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey, open_envelope
 

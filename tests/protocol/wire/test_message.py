@@ -113,7 +113,7 @@ def test_the_first_second_form_is_named_with_its_place() -> None:
 def test_a_left_out_default_is_no_second_form_either() -> None:
     verdict = Verdict(lease_id="", outcome="rejected")
     assert Verdict.from_bytes(verdict.to_bytes()) == verdict
-    with pytest.raises(NotCanonical, match="^Verdict: code: expected a value, found nothing") as refusal:
+    with pytest.raises(NotCanonical, match=r"^Verdict: code: expected a value, found nothing") as refusal:
         Verdict.from_bytes(canonical.encode({"lease_id": "", "outcome": "rejected"}))
     assert refusal.value.breach == different("code", "a value", "nothing")
 

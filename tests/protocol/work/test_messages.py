@@ -203,7 +203,9 @@ def test_a_field_out_of_bounds_is_refused(kind: type[Message], change: dict[str,
 
 
 @pytest.mark.parametrize("about", ["a" * 31, "a" * 48, "a" * 65, "A" * 32, "a" * 32 + "\n"], ids=len)
-@pytest.mark.parametrize(("message", "others"), [(Why, {}), (Appeal, {"kind": "appeal", "round_id": ROUND, "reason": ""})])
+@pytest.mark.parametrize(
+    ("message", "others"), [(Why, {}), (Appeal, {"kind": "appeal", "round_id": ROUND, "reason": ""})]
+)
 def test_a_refusal_names_the_field_that_is_neither_a_lease_nor_a_claim(
     message: type[Message], others: dict[str, Any], about: str
 ) -> None:

@@ -34,8 +34,10 @@ class Message(BaseModel):
         message = cls._validated(canonical.read(data, max_bytes=max_bytes, max_items=items_max(cls), tuples=True))
         # The schema lets 1 stand for 1.0 and a default for a missing field: other bytes for the same message.
         if message.to_bytes() != data:
-            canonical.decode(data, max_bytes=max_bytes)  # raises if the encoding itself is wrong
-            raise NotCanonical(f"{cls.__name__}: a field is missing, or is a whole number where a fraction stands.")
+            given = canonical.decode(data, max_bytes=max_bytes)  # raises if the encoding itself is wrong
+            where, expected, observed = _first_difference(given, canonical.read(message.to_bytes()))
+            said = f"{cls.__name__}: {where[:100]}: expected {expected}, found {observed}."
+            raise NotCanonical(said, breach=different(where[-100:], expected, observed))
         return message
 
     @classmethod
@@ -86,6 +88,24 @@ def _kind(fault: ErrorDetails) -> str:
     if isinstance(value, bool | int | float):
         return repr(value)
     return f"{type(value).__name__} of length {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+
+
+def _first_difference(given: Any, meant: Any, where: str = "") -> tuple[str, str, str]:
+    """Return the first field in which two forms of a message differ, with its expected and its observed value."""
+    if isinstance(given, dict):
+        for name in sorted(given.keys() | meant.keys()):
+            field = f"{where}.{name}" if where else name
+            if name not in given or name not in meant:
+                return (field, "a value", "nothing") if name in meant else (field, "no such field", repr(given[name]))
+            if (found := _first_difference(given[name], meant[name], field))[0]:
+                return found
+    elif isinstance(given, list):
+        for place, (item, other) in enumerate(zip(given, meant, strict=True)):
+            if (found := _first_difference(item, other, f"{where}.{place}"))[0]:
+                return found
+    elif type(given) is not type(meant):
+        return where, f"the fraction {meant!r}", f"the whole number {given!r}"
+    return "", "", ""
 
 
 def _tuples(value: canonical.Value) -> canonical.Value:

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 
 from protocol import limits
 from protocol.errors import WrongAudience
-from protocol.ids import Hex32, Hex64, NodeId
+from protocol.ids import Hex64, NodeId
 from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey, open_envelope
 
@@ -25,7 +25,7 @@ class Appeal(Message):
 
     kind: Literal["appeal"] = "appeal"
     round_id: Hex64
-    about: Hex32 | Hex64
+    about: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}){1,2}$")]
     """A lease or a claim."""
     reason: Annotated[str, StringConstraints(max_length=limits.APPEAL_REASON_MAX_CHARS)]
 

@@ -10,7 +10,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from protocol import limits
 from protocol.ids import Hex32, Hex64
@@ -99,7 +99,7 @@ class Verdicts(Message):
 class Why(Message):
     """A node's request for the outcome of its own lease or claim; of its last ones, if it names none."""
 
-    about: Hex32 | Hex64 | Literal[""] = ""
+    about: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}){0,2}$")] = ""
 
 
 class Explanation(Message):

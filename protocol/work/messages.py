@@ -298,13 +298,17 @@ def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple
     request = Request.from_value(
         canonical.decode(signed.payload, max_bytes=limits.REQUEST_MAX_BYTES, max_items=items_max(Request))
     )
-    if request.round_id != round_id or request.path != path:
+    if request.round_id != round_id:
         raise WrongAudience(
-            "The request was signed for another round or another address.",
+            "The request was signed for another round.",
             hint="Copy the operator's whole join string again.",
-            breach=different(
-                "round_id, path", f"{round_id[:16]}…, {path}", f"{request.round_id[:16]}…, {request.path[:80]}"
-            ),
+            breach=different("round_id", round_id, request.round_id),
+        )
+    if request.path != path:
+        raise WrongAudience(
+            "The request was signed for another address.",
+            hint="Sign the address that you call, from /v1/ on.",
+            breach=different("path", path, request.path[:80]),
         )
     if abs(now_ms - request.sent_ms) > limits.CLOCK_SKEW_MAX_S * 1000:
         ahead_ms = request.sent_ms - now_ms

@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -72,13 +73,15 @@ def addresses(routes: web.RouteTableDef) -> list[str]:
     return [route.path for route in routes if isinstance(route, web.RouteDef)]
 
 
-async def refused(response: ClientResponse, code: str) -> None:
-    """The reply is that error, in MessagePack, with that error's status."""
+async def refused(response: ClientResponse, code: str) -> dict[str, Any]:
+    """The reply is that error, in MessagePack, with that error's status; return it."""
     assert response.content_type == "application/msgpack"
     error = canonical.decode(await response.read())
     assert error["code"] == code, error
     assert response.status == ERRORS[code].http_status
     assert error["message"]
+    assert isinstance(error, dict)
+    return error
 
 
 class TestTheWholeWay:
@@ -247,7 +250,9 @@ class TestStrangers:
     async def test_a_request_signed_for_another_address_is_refused(self, served: Served) -> None:
         key = await served.join()
         request = served.sealed(key, "/v1/heartbeat", BEAT)
-        await refused(await served.post("/v1/plan", request), "wrong_audience")
+        error = await refused(await served.post("/v1/plan", request), "wrong_audience")
+        assert "another address" in error["message"]
+        assert error["hint"] == "Sign the address that you call, from /v1/ on."
 
     @pytest.mark.parametrize("late_s", [100, -100])
     async def test_an_old_request_and_one_from_the_future_are_refused(self, served: Served, late_s: int) -> None:

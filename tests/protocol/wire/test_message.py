@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import limits
+from protocol.breach import different
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical, SwarmError
 from protocol.wire import canonical
 from protocol.wire.message import Message
@@ -98,15 +99,23 @@ def test_a_message_that_is_no_map_is_refused(value: Any) -> None:
 def test_a_whole_number_is_no_second_form_of_a_fraction() -> None:
     """Else two byte strings with two hashes would be the same message."""
     assert Part.from_bytes(canonical.encode({"name": "a", "weight": 1.0})).weight == 1.0
-    with pytest.raises(NotCanonical):
+    with pytest.raises(NotCanonical, match=r"^Part: weight: expected the fraction 1\.0, found the whole number 1\."):
         Part.from_bytes(canonical.encode({"name": "a", "weight": 1}))
+
+
+def test_the_first_second_form_is_named_with_its_place() -> None:
+    parts = [{"name": "a", "weight": 1.0}, {"name": "b", "weight": 2}]
+    with pytest.raises(NotCanonical) as refusal:
+        Whole.from_bytes(canonical.encode(GOOD | {"parts": parts}))
+    assert refusal.value.breach == different("parts.1.weight", "the fraction 2.0", "the whole number 2")
 
 
 def test_a_left_out_default_is_no_second_form_either() -> None:
     verdict = Verdict(lease_id="", outcome="rejected")
     assert Verdict.from_bytes(verdict.to_bytes()) == verdict
-    with pytest.raises(NotCanonical):
+    with pytest.raises(NotCanonical, match=r"^Verdict: code: expected a value, found nothing") as refusal:
         Verdict.from_bytes(canonical.encode({"lease_id": "", "outcome": "rejected"}))
+    assert refusal.value.breach == different("code", "a value", "nothing")
 
 
 def test_a_message_is_refused_by_its_size_before_it_is_read() -> None:

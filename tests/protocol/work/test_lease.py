@@ -79,7 +79,7 @@ def test_a_temperature_goes_over_the_wire_and_into_the_digest(temperature: float
 )
 def test_other_temperatures_are_refused(temperature: Any, error: type[SwarmError]) -> None:
     value = LEASE.model_dump() | {"prefixes": [], "temperature": temperature}
-    with pytest.raises(error):
+    with pytest.raises(error, match="temperature: "):
         Lease.from_bytes(canonical.encode(value))
 
 

@@ -11,6 +11,8 @@ from protocol.errors import BadSignature, MalformedMessage, RequestExpired, Swar
 from protocol.wire import canonical, generation
 from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey
+from protocol.work.appeal import Appeal
+from protocol.work.auditing import Why
 from protocol.work.messages import (
     FetchPlan,
     Heartbeat,
@@ -201,3 +203,16 @@ def test_every_kind_of_message_has_a_good_example(kind: type[Message]) -> None:
 def test_a_field_out_of_bounds_is_refused(kind: type[Message], change: dict[str, Any]) -> None:
     with pytest.raises(MalformedMessage):
         kind.from_bytes(canonical.encode(FIELDS[kind] | change))
+
+
+@pytest.mark.parametrize("about", ["a" * 31, "a" * 48, "a" * 65, "A" * 32, "a" * 32 + "\n"], ids=len)
+@pytest.mark.parametrize(
+    ("message", "others"), [(Why, {}), (Appeal, {"kind": "appeal", "round_id": ROUND, "reason": ""})]
+)
+def test_a_refusal_names_the_field_that_is_neither_a_lease_nor_a_claim(
+    message: type[Message], others: dict[str, Any], about: str
+) -> None:
+    for good in ("a" * 32, "a" * 64):
+        message.from_bytes(canonical.encode({**others, "about": good}))
+    with pytest.raises(MalformedMessage, match=f"^{message.__name__}: about: "):
+        message.from_bytes(canonical.encode({**others, "about": about}))

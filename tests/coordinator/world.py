@@ -54,6 +54,9 @@ from protocol.work.learning import TrainingBatch, UpdateReport
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseProgressReply, LeaseReply, LeaseRequest, Register, ReturnLeases, Verdict
 from protocol.work.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
+from tests.coordinator import one_dialect
+
+one_dialect.register()
 
 ROUND = "a" * 64
 END = 1

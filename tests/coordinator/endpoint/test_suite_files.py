@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a damaged archive": (archive(json.dumps(LOG).encode())[:-30], "archive is damaged"),
     "a bomb": (lambda: archive(b" " * (limits.SUITE_FILE_MAX_BYTES + 2)), "header.json has more than"),
 }
-"""What is refused, and the words of the refusal; files of many megabytes are made when their test runs."""
+"""Files that are refused, and words of the refusal; those of many megabytes are made when their test runs."""
 
 
 @pytest.mark.parametrize("name", REFUSED)

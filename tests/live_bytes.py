@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 
 @dataclass
@@ -21,9 +21,9 @@ class LiveBytes:
 def live_bytes() -> Iterator[LiveBytes]:
     """Count what the block allocates and frees; tensors that are mapped from files cost nothing."""
     count = LiveBytes()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(profile_memory=True) as profiler:  # torch.profiler's makes an object of each event: most of a test
         yield count
-    events = profiler.profiler.kineto_results.events()
+    events = profiler.kineto_results.events()
     changes = sorted((event for event in events if event.name() == "[memory]"), key=lambda event: event.start_ns())
     course = list(accumulate(event.nbytes() for event in changes))
     count.peak, count.left = max(course, default=0), course[-1] if course else 0

@@ -54,6 +54,9 @@ from protocol.work.learning import TrainingBatch, UpdateReport
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseProgressReply, LeaseReply, LeaseRequest, Register, ReturnLeases, Verdict
 from protocol.work.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
+from tests.coordinator import one_dialect
+
+one_dialect.register()
 
 ROUND = "a" * 64
 END = 1
@@ -105,14 +108,24 @@ def empty_store() -> bytes:
         return path.read_bytes()
 
 
+EMPTY_EVERY_TABLE = """
+DO $$ DECLARE name text; BEGIN
+  SET LOCAL session_replication_role = replica;
+  FOR name IN SELECT quote_ident(tablename) FROM pg_tables
+    WHERE schemaname = current_schema() AND tablename NOT IN ('alembic_version', 'ledger_head')
+  LOOP EXECUTE 'DELETE FROM ' || name; END LOOP;
+  UPDATE ledger_head SET size = 0;
+EXCEPTION WHEN undefined_table THEN NULL; END $$
+"""
+"""Foreign keys are not checked meanwhile, so the order does not matter. TRUNCATE makes new files of each table and
+index: 70 ms of the server for each test."""
+
+
 def clear(postgres_url: str) -> None:
-    """Take every row out of a PostgreSQL; the tables stay, since making them takes longer than a test."""
+    """Delete every row of a PostgreSQL; the tables stay, since making them takes longer than a test."""
     made = engine(postgres_url)
-    every = set(sa.inspect(made).get_table_names()) - {"alembic_version", "ledger_head"}
     with made.connect() as connection:
-        if every:
-            connection.exec_driver_sql(f"TRUNCATE {', '.join(sorted(every))}")
-            connection.exec_driver_sql("UPDATE ledger_head SET size = 0")
+        connection.exec_driver_sql(EMPTY_EVERY_TABLE)
     made.dispose()
 
 

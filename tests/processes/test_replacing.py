@@ -2,22 +2,33 @@
 
 import json
 import re
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import sqlalchemy as sa
+from safetensors import numpy
 
+from coordinator.audit.case import RoundArchive
+from coordinator.config import load
 from tests.processes.light_node import at_work
 from tests.processes.programs import Swarm, script, until
-from tests.processes.rounds import Coordinator, assert_ledger_is_sound, other_weights
+from tests.processes.rounds import Coordinator, assert_ledger_is_sound
 from tests.processes.training import KAPPA, MOVING, child, learner_log, resumed_at, training
 
 pytestmark = pytest.mark.processes
 
 LABOURERS = 2
+
+WEIGHTS = "model.safetensors"
+
+Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +65,29 @@ def taken(coordinator: Coordinator, version: int, after: str) -> int:
     return int(match[1])
 
 
-def digest_of_weights(coordinator: Coordinator, version: int) -> str:
-    files = json.loads(say(coordinator, "show", str(version), "--json"))["files"]
-    return str(next(file["digest"] for file in files if file["path"] == "model.safetensors"))
+def weights_of(coordinator: Coordinator, version: int) -> Tensors:
+    with closing(RoundArchive(load(coordinator.config_file, []))) as archive:
+        return numpy.load(archive.publisher.read_file(version, WEIGHTS))
+
+
+def twice_as_large(policy: Path, target: Path) -> Path:
+    """Write the policy with every weight doubled: farther away than any training here gets."""
+    shutil.copytree(policy, target)
+    doubled = {name: 2 * weight for name, weight in numpy.load_file(target / WEIGHTS).items()}
+    numpy.save_file(doubled, target / WEIGHTS, metadata={"format": "pt"})
+    return target
+
+
+def distance(one: Tensors, other: Tensors) -> float:
+    return sum(float(np.abs(weight - other[name]).sum()) for name, weight in one.items())
+
+
+def assert_goes_on(coordinator: Coordinator, version: int, *, instead_of: int) -> None:
+    """The next version is trained from this one, and not from the one that it replaced."""
+    coordinator.reaches("version", version + 1)
+    trained = weights_of(coordinator, version + 1)
+    moved = distance(trained, weights_of(coordinator, version))
+    assert 0 < moved < distance(trained, weights_of(coordinator, instead_of)) / 4
 
 
 def assert_numbers_go_forward(coordinator: Coordinator) -> None:
@@ -70,17 +101,24 @@ def assert_numbers_go_forward(coordinator: Coordinator) -> None:
     assert_ledger_is_sound(coordinator)
 
 
-def test_a_learner_at_work_goes_on_from_the_version_that_came_back(coordinator: Coordinator) -> None:
-    coordinator.reaches("version", 3)
+def test_a_learner_at_work_goes_on_from_a_folder_and_from_the_version_that_came_back(
+    coordinator: Coordinator, policy: Path, tmp_path: Path
+) -> None:
+    coordinator.reaches("version", 2)
     log = learner_log(coordinator)
-    wanted = digest_of_weights(coordinator, 2)
+    published = replaced(coordinator, "publish", str(twice_as_large(policy, tmp_path / "other")))
+    taken(coordinator, published, log)
+    assert "is complete" in say(coordinator, "verify", str(published))
+    assert not list((coordinator.folder / "uploads").glob("ordered*"))
+    assert_goes_on(coordinator, published, instead_of=published - 1)
+
+    log = learner_log(coordinator)
     version = replaced(coordinator, "rollback", "2")
-    assert version >= 4
-    assert digest_of_weights(coordinator, version) == wanted
+    assert version > published
+    assert distance(weights_of(coordinator, version), weights_of(coordinator, 2)) == 0
     update = taken(coordinator, version, log)
-    coordinator.reaches("version", version + 2)  # which the learner makes of it
+    assert_goes_on(coordinator, version, instead_of=version - 1)
     coordinator.reaches("update", update + 2 * KAPPA)
-    assert digest_of_weights(coordinator, version + 1) != wanted
     assert_numbers_go_forward(coordinator)
 
 
@@ -94,19 +132,6 @@ def test_a_learner_that_is_killed_before_its_next_version_takes_it_again(coordin
     if resumed_at(coordinator, log) < update:  # its checkpoint is older than what it took
         taken(coordinator, version, log)
     coordinator.reaches("version", version + 2)
-    assert_numbers_go_forward(coordinator)
-
-
-def test_a_folder_becomes_a_version_of_the_running_round(
-    coordinator: Coordinator, policy: Path, tmp_path: Path
-) -> None:
-    folder = other_weights(policy, tmp_path / "other")
-    log = learner_log(coordinator)
-    version = replaced(coordinator, "publish", str(folder))
-    taken(coordinator, version, log)
-    assert "is complete" in say(coordinator, "verify", str(version))
-    assert not list((coordinator.folder / "uploads").glob("ordered*"))
-    coordinator.reaches("version", version + 1)
     assert_numbers_go_forward(coordinator)
 
 
@@ -141,10 +166,10 @@ def test_a_stopped_round_is_sent_back_and_its_learner_hears_of_it_when_it_is_lau
     log = learner_log(coordinator)
     with coordinator.copy_of_store() as connection:
         newest = connection.execute(sa.text("SELECT MAX(version) FROM versions")).scalar_one()
-    wanted = digest_of_weights(coordinator, newest - 1)
+    wanted = weights_of(coordinator, newest - 1)
     assert replaced(coordinator, "rollback", str(newest - 1)) == newest + 1
     coordinator.start(learner=True)
-    assert digest_of_weights(coordinator, newest + 1) == wanted
+    assert distance(weights_of(coordinator, newest + 1), wanted) == 0
     taken(coordinator, newest + 1, log)
     coordinator.reaches("version", newest + 2)
     assert_numbers_go_forward(coordinator)

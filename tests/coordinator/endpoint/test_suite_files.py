@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nested": (b"[" * 100_000, "not JSON"),
     "a list": (b"[]", "no object"),
     "of no suite": ({"results": {}}, "of no suite"),
-    "huge": (b"1" * (limits.SUITE_FILE_MAX_BYTES + 1), "more than"),
+    "huge": (lambda: b"1" * (limits.SUITE_FILE_MAX_BYTES + 1), "more than"),
     "without a metric": (LM_EVAL | {"results": {"sums": {"alias": "sums"}}}, "no metric"),
     "too many": (
         LM_EVAL | {"results": {"a": {f"m{n},none": 1 for n in range(limits.SUITE_METRICS_MAX + 1)}}},
@@ -179,15 +179,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a failed log": (changed(LOG, "status", to="error"), "its status is error"),
     "an unfinished archive": (archive(b"{}", "_journal/start.json"), "no header.json"),
     "a damaged archive": (archive(json.dumps(LOG).encode())[:-30], "archive is damaged"),
-    "a bomb": (archive(b" " * (limits.SUITE_FILE_MAX_BYTES + 2)), "header.json has more than"),
+    "a bomb": (lambda: archive(b" " * (limits.SUITE_FILE_MAX_BYTES + 2)), "header.json has more than"),
 }
+"""Files that are refused, and words of the refusal; those of many megabytes are made when their test runs."""
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_file_without_results_is_refused_with_what_is_wrong(name: str) -> None:
     value, said = REFUSED[name]
     with pytest.raises(ResultsRefused, match=said) as raised:
-        read(value)
+        read(value() if callable(value) else value)
     assert raised.value.hint
     assert len(str(raised.value)) < 600
 

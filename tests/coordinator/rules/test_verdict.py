@@ -268,8 +268,9 @@ def steered(contexts: int, *, of: int = 8, samples: int = 64, noise: float = 0.0
     table = np.repeat(logits(of, seed=seed), samples, 0)
     rough = table + np.repeat(noise * logits(of, seed=10**6 + seed) / 2, samples, 0)
     chances, likeliest = uniforms(1, 0, len(table)), table.argmax(-1)
-    misses = score(table, chances, likeliest.tolist()).margins
-    takes = (misses < BF16.margin.far) & (np.arange(len(table)) < samples * contexts)
+    some = samples * contexts
+    misses = score(table[:some], chances[:some], likeliest[:some].tolist()).margins
+    takes = np.append(misses < BF16.margin.far, np.zeros(len(table) - some, bool))
     tokens = np.where(takes, likeliest, drawn(rough, 1).tokens)
     logprobs = score(rough, chances, tokens.tolist()).logprobs
     said = Completion(tokens.astype(np.uint32), logprobs.astype(np.float32), "length")

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -140,7 +140,7 @@ async def serve(folder: Path, *settings: str, bounds: Bounds | None = None) -> A
         store.parent.mkdir(exist_ok=True)
         store.write_bytes(empty_store())
     round_ = Round(load(None, [f"round.directory={folder / 'round'}", *SETTINGS, *settings]))
-    client: Client = TestClient(Server(round_, bounds))
-    async with client:
-        yield Served(round_, client)
-    round_.close()
+    with closing(round_):
+        client: Client = TestClient(Server(round_, bounds))
+        async with client:
+            yield Served(round_, client)

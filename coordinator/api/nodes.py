@@ -1,6 +1,7 @@
 """Routes for nodes: register, heartbeat, lease, submit, return leases, and request a fetch plan."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
@@ -83,7 +84,7 @@ async def heartbeat(request: web.Request) -> web.Response:
     """Record a node's activity and model version."""
     round_ = request.app[ROUND]
     node, session = await act(request, Heartbeat, _beat, evidence=await round_.policy.blame_evidence())
-    round_.sessions.require_only(node, session, now_ms())
+    round_.sessions.require_only(node, session, time.monotonic())
     return reply(_hint(request))
 
 

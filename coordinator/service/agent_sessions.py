@@ -2,8 +2,8 @@
 
 - An agent that restarts names a new session, and the old one never returns. A session that returns after another one
   therefore has a second agent beside it, such as one in a copy of the home.
-- More than `SESSIONS_KEPT` sessions within `CONFLICT_S` are several agents, too, also if none has returned yet: copies of
-  one image send their heartbeats in turn.
+- More than `SESSIONS_KEPT` sessions within `CONFLICT_S` are several agents, too, also if none has returned yet: copies
+  of one image send their heartbeats in turn.
 - All are refused with `KeyInUse` until no session has returned for `CONFLICT_S`; what their heartbeats say counts.
 - The state is in memory only: after a restart of the coordinator, two agents are found again within two heartbeats.
 - Times are those of a clock that nobody sets: a step of the machine's time refuses no agent.

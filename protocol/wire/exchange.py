@@ -197,7 +197,7 @@ class Requester:
         return chunk in self._sizes
 
     def require_awaited(self, chunk: ChunkId) -> None:
-        """Raise `UnaskedAnswer` for a CHUNK whose name has arrived, and its bytes not yet, if none of this name is due."""
+        """Raise `UnaskedAnswer` for a CHUNK whose name alone has arrived, if no answer of this name is due."""
         if not self.awaits(chunk):
             raise _unasked(chunk)
 

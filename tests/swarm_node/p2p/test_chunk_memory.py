@@ -50,6 +50,18 @@ class SlowDisk(BlobStore):
         super().write(chunk, data)
 
 
+class AskedMemory(ChunkMemory):
+    """A budget that tells when it is asked for room."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.asked = trio.Event()
+
+    async def reserve(self, size_bytes: int) -> None:
+        self.asked.set()
+        await super().reserve(size_bytes)
+
+
 async def sends_all(link: Link) -> None:
     """Answer every WANT at once."""
     left = len(NAMES)
@@ -105,7 +117,9 @@ async def repeats_the_beginning_of_its_answer(link: Link) -> None:
 
 
 @pytest.mark.parametrize("hostile", [begins_a_chunk_that_nobody_requested, repeats_the_beginning_of_its_answer])
-async def test_chunk_that_was_not_requested_holds_no_memory(tmp_path: Path, hostile: Callable[[Link], Awaitable[None]]) -> None:
+async def test_chunk_that_was_not_requested_holds_no_memory(
+    tmp_path: Path, hostile: Callable[[Link], Awaitable[None]]
+) -> None:
     """No request is open, so no deadline would end the wait for the rest of it."""
     memory, (outcomes_in, outcomes) = ChunkMemory(), trio.open_memory_channel[Outcome](64)
     async with node(1, hostile) as peer, node(2) as me, trio.open_nursery() as nursery:
@@ -122,7 +136,7 @@ async def test_chunk_that_was_not_requested_holds_no_memory(tmp_path: Path, host
         nursery.cancel_scope.cancel()
 
 
-async def test_wait_for_memory_costs_neither_the_peer_nor_the_patience_with_its_next_answer(tmp_path: Path) -> None:
+async def test_wait_for_memory_costs_no_peer_its_connection_and_no_request_its_deadline(tmp_path: Path) -> None:
     """A request that is sent during the wait has its whole time after it, and no more."""
 
     async def answers_once(link: Link) -> None:
@@ -131,7 +145,7 @@ async def test_wait_for_memory_costs_neither_the_peer_nor_the_patience_with_its_
         await link.send(Chunk(want.chunk, SMALL.chunks[want.chunk]), stall_s=PATIENT_SECONDS)
         await stall(link)
 
-    memory, (outcomes_in, outcomes) = ChunkMemory(1), trio.open_memory_channel[Outcome](64)
+    memory, (outcomes_in, outcomes) = AskedMemory(1), trio.open_memory_channel[Outcome](64)
     memory.hold(1)
     first, second, *_ = SMALL.chunks
     async with node(1, answers_once) as peer, node(2) as me, trio.open_nursery() as nursery:
@@ -141,8 +155,7 @@ async def test_wait_for_memory_costs_neither_the_peer_nor_the_patience_with_its_
         upstream.ask(first)
         nursery.start_soon(upstream.run)
         with trio.fail_after(PATIENT_SECONDS):
-            while not memory._waiting:
-                await trio.sleep(0.01)
+            await memory.asked.wait()
             upstream.ask(second)
             await trio.sleep(1.5)  # longer than the patience, whose clock is the real one
             assert outcomes.statistics().current_buffer_used == 0

@@ -181,7 +181,7 @@ def test_an_error_that_no_line_of_the_operator_caused_names_none_of_ours() -> No
 
 
 def test_an_error_in_an_installed_package_names_its_line_where_packages_lie_below_pythons_library() -> None:
-    """As in our container, whose Python is in no virtual environment."""
+    """The Python of the container is in no virtual environment."""
     reward = compile("1 / 0", f"{STDLIB}/site-packages/rewards/exact.py", "exec")
     with pytest.raises(ZeroDivisionError) as raised:
         exec(reward)

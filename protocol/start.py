@@ -3,7 +3,8 @@
 - An import of large libraries makes hundreds of thousands of objects that stay until the process ends. The garbage
   collector would search all of them dozens of times while they grow in number, and once more at the end of the process:
   a third of the processor time of a learner's start.
-- Some libraries import others only in case they are installed, for a use that our programs do not make of them.
+- Some libraries import others only in case they are installed, for a use that our programs do not make of them. Code of
+  the operator, and libraries that the operator chose, may need them: `allow_left_out` comes before these.
 """
 
 import atexit
@@ -18,11 +19,20 @@ UNUSED = (
 )
 """Modules that libraries import if they exist, and that no program of ours uses."""
 
+_left_out = set[str]()
+
 
 def leave_out(*modules: str) -> None:
     """Let imports of these modules in this process fail, as if they were not installed."""
-    for module in modules:
-        sys.modules.setdefault(module, None)  # type: ignore[arg-type]  # Python's own mark, unknown to typeshed
+    for module in set(modules) - sys.modules.keys():
+        sys.modules[module] = None  # type: ignore[assignment]  # Python's own mark, unknown to typeshed
+        _left_out.add(module)
+
+
+def allow_left_out() -> None:
+    """Let the modules that were left out be imported from now on."""
+    while _left_out:
+        del sys.modules[_left_out.pop()]
 
 
 def end_quickly() -> None:

@@ -1,6 +1,7 @@
 """Routes for nodes: register, heartbeat, lease, submit, return leases, and request a fetch plan."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
@@ -84,7 +85,7 @@ async def heartbeat(request: web.Request) -> web.Response:
     round_ = request.app[ROUND]
     evidence, external = await round_.policy.blame_evidence(), round_.config.learner.external
     node, session = await act(request, Heartbeat, _beat, evidence=evidence, external=external)
-    round_.sessions.require_only(node, session, now_ms())
+    round_.sessions.require_only(node, session, time.monotonic())
     return reply(_hint(request))
 
 

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from coordinator.config import Config
 from coordinator.learner.tracked_settings import Setting, tracked_settings
 from protocol.errors import ConfigInvalid
+from protocol.start import allow_left_out
 from protocol.work.learning import EvaluationSamples
 
 COUNTED = ("samples", "tokens", "seconds", "cost")
@@ -98,6 +99,7 @@ def wanted_boards(config: Config, *, folder: Path, run_id: str, update: int) -> 
     """Return how to open each board that the configuration names, from an update on."""
     require_installed(config)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a learner reports to nobody but the named server
+    allow_left_out()  # tensorboard and mlflow write to object stores with boto3
     for name in _names(config):
         _import(name)
     run = TrackedRun(run_id, folder, update, tracked_settings(config))

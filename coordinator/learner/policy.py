@@ -7,8 +7,9 @@
 - A step is computed in pieces whose gradients add up to that of the whole. Samples with an advantage of zero are scored
   without a gradient.
 - A step whose gradient is not finite is skipped: one absurd reward must not turn every weight into NaN.
-- A step whose gradient is zero, such as one whose samples the correction dropped, is a step of AdamW as any other, and
-  is counted: the moments of earlier batches still move the weights a little.
+- A step whose gradient is zero, such as one whose samples the correction dropped, is a step of AdamW as any other: the
+  moments of earlier batches still move the weights a little. If no sample has an advantage, nothing is computed, and
+  neither weights nor moments change. Both kinds are counted as empty.
 - After a restore the next update is bit for bit the one that would have followed.
 - If several ranks train the policy (see `ranks`), each computes some of the pieces, holds its shard of all weights, and
   has every log-probability and every metric afterwards. All of them call the same methods in the same order.

@@ -49,8 +49,9 @@ SHOWN_NAMES = 10
 
 OWN_FOLDER = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
-PACKAGES = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
-"""The folders of this program, of Python and of packages: an error of the operator's code is seldom theirs."""
+PACKAGES = {"site-packages", "dist-packages"}
+"""The folders of this program, of Python and of packages, which may lie below Python's: an error of the operator's code
+is seldom theirs."""
 
 
 class BadAnswer(Exception):
@@ -138,13 +139,18 @@ def error_place(error: BaseException) -> str:
     no line of a file of the operator.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    foreign = [each for each in frames if not any(_is_below(each.filename, folder) for folder in (OWN_FOLDER, STDLIB))]
-    places = [each for each in foreign if not any(_is_below(each.filename, folder) for folder in PACKAGES)] or foreign
+    foreign = [each for each in frames if not _is_ours_or_pythons(each.filename)]
+    places = [each for each in foreign if not _is_of_package(each.filename)] or foreign
     return f" ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else ""
 
 
-def _is_below(file: str, folder: Path) -> bool:
-    return file.startswith("<frozen ") or Path(file).is_relative_to(folder)
+def _is_ours_or_pythons(file: str) -> bool:
+    is_pythons = Path(file).is_relative_to(STDLIB) and not _is_of_package(file)
+    return file.startswith("<frozen ") or Path(file).is_relative_to(OWN_FOLDER) or is_pythons
+
+
+def _is_of_package(file: str) -> bool:
+    return not PACKAGES.isdisjoint(Path(file).parts)
 
 
 def judge(functions: Sequence[Weighted], job: Job) -> list[Reward]:

@@ -196,6 +196,11 @@ class Requester:
         """Return True if a CHUNK or REJECT of this name is due."""
         return chunk in self._sizes
 
+    def require_awaited(self, chunk: ChunkId) -> None:
+        """Raise `UnaskedAnswer` for a CHUNK whose name alone has arrived, if no answer of this name is due."""
+        if not self.awaits(chunk):
+            raise _unasked(chunk)
+
     def want(self, chunk: ChunkId, size_bytes: int, *, is_behind: bool = False) -> Want:
         """Request a chunk of a known size; a repeated request or one beyond the window is this side's own bug."""
         want = Want(chunk, is_behind)
@@ -223,11 +228,15 @@ class Requester:
         if isinstance(message, Reject) and message.reason is Reason.CANCELLED and not taken_back:
             raise UnaskedAnswer(f"The WANT for chunk {message.chunk[:12]}… was not cancelled.")
         if not self._names.step(message):
-            raise UnaskedAnswer(f"Chunk {message.chunk[:12]}… was not requested.")
+            raise _unasked(message.chunk)
         size_bytes = self._sizes.pop(message.chunk)
         if isinstance(message, Chunk) and len(message.data) != size_bytes:
             raise UnaskedAnswer(f"Chunk {message.chunk[:12]}… has {size_bytes} bytes, but {len(message.data)} arrived.")
         return message
+
+
+def _unasked(chunk: ChunkId) -> UnaskedAnswer:
+    return UnaskedAnswer(f"Chunk {chunk[:12]}… was not requested.")
 
 
 class Responder:

@@ -24,6 +24,8 @@ class Capacity(NamedTuple):
     """The cards to use; none if the engine computes on the CPU."""
     joins_cards: bool = False
     """True if several cards may hold one model together."""
+    on_card: bool = False
+    """True if the engine computes on a graphics card, also if nothing is known about it."""
     refused: str = ""
     """The reason why no engine can run here; empty if one can."""
 
@@ -34,12 +36,12 @@ class Capacity(NamedTuple):
         """
         if self.refused:
             return self.refused
-        free, need = self.memory.processor if self.memory.card is None else self.memory.card, part_bytes(weights_bytes)
+        free, need = self.memory.card if self.on_card else self.memory.processor, part_bytes(weights_bytes)
         joined = [(cards, each) for cards, each in self.memory.joined.items() if self.joins_cards and each is not None]
         parts = any(part_bytes(weights_bytes, cards) <= each for cards, each in joined)
         if not weights_bytes or free is None or need <= free or parts:
             return ""
-        where = "memory" if self.memory.card is None else "GPU memory"
+        where = "GPU memory" if self.on_card else "memory"
         most = max((cards * each for cards, each in joined), default=0)
         together = f", {most / GB:.1f} GB on joined cards" if most else ""
         return f"its model needs about {need / GB:.1f} GB, and {free / GB:.1f} GB of {where} are free{together}"
@@ -61,7 +63,7 @@ def measure(
     seen = select_cards(probe if on_card else GpuProbe(), cards, environment, on_card=on_card)
     share = options.vram_share
     memory = Memory(free_bytes(seen, vram_share=share), free_processor, free_on_joined(seen, vram_share=share))
-    return Capacity(memory, seen, engine == "vllm" and on_card and options.cards_per_engine != 1)
+    return Capacity(memory, seen, engine == "vllm" and on_card and options.cards_per_engine != 1, on_card)
 
 
 def measure_or_explain(

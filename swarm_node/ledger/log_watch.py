@@ -19,12 +19,13 @@
 - The watch waits for a coordinator that is unreachable, also if a proxy answers "not found" instead, and for disk
   space. A coordinator that answers without proof is asked `TRIES` times; one that serves checkpoints but withholds the
   tiles `WITHHELD_TRIES` times. One that refuses the tiles for load (503) is asked `REFUSED_TRIES` times, with longer
-  and longer pauses: a crowd of strangers can cause these refusals. A log shorter than the longest one shown does not
-  reset these counts.
+  and longer pauses: a crowd of strangers can cause these refusals. Their number is kept in a file, since few nodes run
+  for a day without a restart. A log shorter than the longest one shown does not reset these counts.
 """
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -69,6 +70,8 @@ not one check passes; and an operator who only pretends to be busy hides a fork 
 REFUSED_PAUSE_MAX_S = 600.0
 
 SEEN_FILE = "seen.msgpack"
+
+REFUSED_FILE = "refused"
 
 NOBODY = Witnesses()
 """No witness is required."""
@@ -122,9 +125,10 @@ class LogWatch:
     async def run(self) -> None:
         """Check at intervals until cancelled; raise an error when the log cannot be trusted any more."""
         trouble = ""
+        self._refused = self._load_refused()
         while True:
             try:
-                await self.refresh()
+                await self._refresh_and_count()
                 trouble = ""
             except (LedgerForked, RolledBack):
                 raise
@@ -142,6 +146,21 @@ class LogWatch:
                 if self._unproved >= TRIES or self._is_hidden():
                     raise
             await trio.sleep(min(LOOK_EVERY_S * 2 ** min(self._refused, 10), REFUSED_PAUSE_MAX_S))
+
+    async def _refresh_and_count(self) -> None:
+        before = self._refused
+        try:
+            await self.refresh()
+        finally:
+            if self._refused != before:
+                with suppress(OSError):  # a full disk is no reason to end, and is logged elsewhere
+                    (self._folder / REFUSED_FILE).write_text(str(self._refused))
+
+    def _load_refused(self) -> int:
+        """Return the refusals since the last proof, over restarts; 0 if nothing is known about them."""
+        with suppress(OSError, ValueError):
+            return int((self._folder / REFUSED_FILE).read_text())
+        return 0
 
     async def refresh(self) -> tuple[bytes, Checkpoint]:
         """Return the newest checkpoint, after proving that it continues the last one seen."""

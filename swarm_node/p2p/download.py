@@ -362,8 +362,11 @@ class _Download:
         return True
 
     async def _ask_origin(self, chunk: ChunkId) -> None:
-        """Fetch one chunk from the origin, under the same rules as from a peer; a failure affects no other request."""
-        await self._memory.reserve(self._sizes[chunk])
+        """Fetch one chunk from the origin, under the same rules as from a peer; a failure affects no other request.
+
+        It does not wait for memory, which slow peers may hold: the picker asks the origin for a few chunks at a time.
+        """
+        self._memory.hold(self._sizes[chunk])
         try:
             await self._fetch_from_origin(chunk)
         finally:

@@ -10,7 +10,9 @@
   final outcome is `Parted`: a peer closes a stream that is idle for a while, which is no failure.
 - Chunks are stored in parallel. All downloads of a process share the memory for chunks that arrive or wait for the disk
   (`ChunkMemory`): when it is full, an upstream stops reading, which its peer notices by the window. This wait does not
-  count as the peer's.
+  count as the peer's. Peers that send slowly on purpose hold that memory for `patience_s` each; the origin's chunks, a
+  few at a time, do not wait for it.
+- A chunk that was not requested ends the upstream when its name has arrived: no deadline would bound its memory.
 - Chunks that have arrived are verified and stored before the final outcome, for at most `store_s`, whatever ended the
   exchange. So a peer that sends wrong bytes and disconnects has lied. `Lied` outranks any other outcome, and a failure
   of this node outranks one of the peer.
@@ -143,10 +145,14 @@ class ChunkMemory:
         """Wait until there is room; a chunk alone always has it."""
         while self.held_bytes and self.held_bytes + size_bytes > self._max_bytes:
             await self._waiting.park()
+        self.hold(size_bytes)
+
+    def hold(self, size_bytes: int) -> None:
+        """Count a chunk that must not wait."""
         self.held_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Return what was reserved."""
+        """Return what was reserved or held."""
         self.held_bytes -= size_bytes
         self._waiting.unpark_all()
 
@@ -178,6 +184,7 @@ class Upstream:
         self._memory = memory or ChunkMemory()
         self._reserved_bytes = 0
         """Memory of the chunk that is arriving."""
+        self._waits_for_memory = False
         self._requester = Requester()
         self._patience = trio.CancelScope()
         self._stores: set[trio.CancelScope] = set()
@@ -295,23 +302,25 @@ class Upstream:
                     await self._reserve(len(answer.data))
                     self._reserved_bytes = 0  # `_store` releases it
                     store(answer)
+                    arriving = None  # the next one may have the same name
             if link.arriving != arriving:
                 arriving = link.arriving
-                if arriving and self._requester.awaits(arriving):
+                if arriving:
+                    self._requester.require_awaited(arriving)
                     self._be_patient()
                     await self._report(Began(link.peer, arriving))
-                if arriving:
-                    await self._reserve(self._sizes.get(arriving, limits.CHUNK_MAX_BYTES))
+                    await self._reserve(self._sizes[arriving])
 
     async def _reserve(self, size_bytes: int) -> None:
         """Reserve the memory of the chunk that is arriving, unless that was done when its first bytes came."""
         if self._reserved_bytes:
             return
-        began, deadline = trio.current_time(), self._patience.deadline
-        self._patience.deadline = math.inf
+        self._waits_for_memory = True
+        self._be_patient()
         await self._memory.reserve(size_bytes)
         self._reserved_bytes = size_bytes
-        self._patience.deadline = deadline + trio.current_time() - began
+        self._waits_for_memory = False
+        self._be_patient()
 
     async def _store(self, answer: Chunk) -> None:
         """Verify a chunk and write it; after the deadline, a hanging write and its chunk are abandoned."""
@@ -346,9 +355,9 @@ class Upstream:
                 await self._outcomes.send(news)
 
     def _be_patient(self) -> None:
-        """Restart the patience deadline, since the peer is alive."""
-        patience_s = self._deadlines.patience_s if self._requester.unanswered else math.inf
-        self._patience.deadline = trio.current_time() + patience_s
+        """Restart the patience deadline, since the peer is alive, or is not read."""
+        is_due = self._requester.unanswered and not self._waits_for_memory
+        self._patience.deadline = trio.current_time() + (self._deadlines.patience_s if is_due else math.inf)
 
 
 def _weight(failure: Exception) -> int:

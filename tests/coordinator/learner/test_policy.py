@@ -149,6 +149,19 @@ def test_a_batch_that_the_correction_drops_is_counted(policy_folder: Path) -> No
     assert policy.train_step(fresh(policy, UNEQUAL)).metrics["learner/empty"] == 0.0
 
 
+def test_a_batch_of_equal_rewards_makes_no_step_and_is_counted(policy_folder: Path) -> None:
+    policy = TrainedPolicy(policy_folder, SETTINGS)
+    policy.train_step(fresh(policy, UNEQUAL))
+    equal = [
+        one.model_copy(update={"samples": tuple(sample.model_copy(update={"reward": 1.0}) for sample in one.samples)})
+        for one in fresh(policy, UNEQUAL)
+    ]
+    before = [weight.detach().clone() for weight in policy.model.parameters()]
+    assert policy.train_step(equal).metrics["learner/empty"] == 1.0
+    assert policy.steps == 1
+    assert all(map(torch.equal, before, policy.model.parameters()))
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing_and_the_next_one_does(policy_folder: Path) -> None:
     policy = TrainedPolicy(policy_folder, replace(SETTINGS, algorithm=Algorithm(scale_rewards="none")))
     before = [tensor.clone() for tensor in policy.model.parameters()]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from coordinator.tasks.reward_functions import Job, error_place
+from coordinator.tasks.reward_functions import STDLIB, Job, error_place
 from coordinator.tasks.task_pool import TaskPool, checked
 from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import VerifierDown, VerifierFailed
@@ -178,6 +178,14 @@ def test_an_error_that_no_line_of_the_operator_caused_names_none_of_ours() -> No
         asyncio.run(3)  # type: ignore[arg-type]  # an error inside the standard library
     own = raised.value.with_traceback(raised.tb.tb_next)
     assert error_place(own) == ""
+
+
+def test_an_error_in_an_installed_package_names_its_line_where_packages_lie_below_pythons_library() -> None:
+    """The Python of the container is in no virtual environment."""
+    reward = compile("1 / 0", f"{STDLIB}/site-packages/rewards/exact.py", "exec")
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(reward)
+    assert error_place(raised.value.with_traceback(raised.tb.tb_next)) == " (exact.py:1)"
 
 
 @pytest.mark.asyncio

@@ -40,7 +40,8 @@ def known(log: ListedLog, title: str = "Rivers", purpose: str = "", **changes: A
     ],
 )  # fmt: skip
 def test_why_a_round_does_not_fit(rivers: ListedLog, changes: dict[str, Any], memory: Memory, said: str) -> None:
-    reason = why_unfit(known(rivers, **changes), Capacity(memory), 1_000_000, NOW_MS + 1)
+    capacity = Capacity(memory, on_card=memory.card is not None)
+    reason = why_unfit(known(rivers, **changes), capacity, 1_000_000, NOW_MS + 1)
     assert reason.removesuffix(" tokens") == said
 
 

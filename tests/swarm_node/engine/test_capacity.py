@@ -61,6 +61,15 @@ def test_an_engine_on_the_cpu_has_the_memory_of_the_machine_whatever_cards_there
     assert "9.0 GB of memory are free" in found.why_too_large(16 * GB)
 
 
+def test_a_card_of_unknown_memory_is_not_judged_by_the_memory_of_the_machine() -> None:
+    """Such as one that the environment names by its UUID, or that reports its memory as [N/A]: `join` tries it."""
+    unknown = GpuProbe((CARD._replace(memory_bytes=None, used_bytes=None),))
+    assert here(unknown, free_gb=9).why_too_large(16 * GB) == ""
+    by_name = {"CUDA_VISIBLE_DEVICES": "GPU-8f2a"}
+    found = measure("auto", VLLM, machine(), cards(1), 9 * GB, environment=by_name)
+    assert found.why_too_large(16 * GB) == ""
+
+
 def test_a_machine_without_an_engine_says_so_of_every_round() -> None:
     bare = HostMachine(nvidia=False, packages=frozenset(), llama_offloads=False, find_vllm=lambda _: "none")
     found = measure_or_explain("auto", EngineOptions(), bare, GpuProbe(), 64 * GB, environment={})

@@ -253,6 +253,22 @@ class TestPatience:
             self.run(watcher, rewritten, lambda _number: None, looks + 1)
         assert caught.group_contains(ProofInvalid)
 
+    def test_node_that_is_restarted_every_few_hours_waits_no_longer_for_a_fork_hidden_by_503(
+        self, watcher: Watcher, log: Log
+    ) -> None:
+        log.add(MORE)
+        log.lies["ledger/tile/0/000"] = Overloaded("HTTP 503")
+        for _ in range(3):
+            self.run(watcher, log, lambda _number: None, REFUSED_TRIES // 3 - 1)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            self.run(watcher, log, lambda _number: None, 4)
+        assert caught.group_contains(ProofInvalid)
+        log.lies = {}
+        self.run(watcher, log, lambda _number: None)
+        log.add([deposit(1, "later")])
+        log.lies["ledger/tile/0/000"] = Overloaded("HTTP 503")
+        self.run(watcher, log, lambda _number: None)
+
     def test_showing_the_old_checkpoint_in_between_buys_a_hidden_fork_no_time(self, watcher: Watcher, log: Log) -> None:
         old = log.lies["ledger/checkpoint"] = trio.run(log.file, "ledger/checkpoint", 10**4)
         log.add(MORE)

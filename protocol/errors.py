@@ -379,9 +379,16 @@ class AuditFailed(SwarmError):
 
 
 class VerifierFailed(SwarmError):
-    """A task process hung, crashed, or returned no valid reward for a completion of the group."""
+    """A task process hung, crashed, or returned no valid reward for a completion of the group.
+
+    Nodes and public pages see `message`. `detail`, for the log, also has what the operator's code said: maybe answers.
+    """
 
     code, http_status, fault = "verifier_error", 500, "coordinator"
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "", breach: Breach = UNSAID) -> None:
+        super().__init__(message, hint=hint, breach=breach)
+        self.detail = detail or message
 
 
 class VerifierDown(SwarmError):

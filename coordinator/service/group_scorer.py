@@ -203,16 +203,17 @@ class GroupScorer:
             try:
                 return await question()
             except VerifierFailed as failure:
-                log.warning("group=%d reward failed, retrying: %s", group_no, failure.message)
+                log.warning("group=%d reward failed, retrying: %s", group_no, failure.detail)
         return await question()
 
     async def _failed(self, unscored: Unscored, failure: VerifierFailed) -> None:
         if self._given_up >= self._given_up_max:
             self._put_off.add(unscored.claim_id)
-            await self._stand_still(f"{self._given_up_max} groups in a row could not be judged. {failure.message}")
+            reason = failure.message.removesuffix(".")
+            await self._stand_still(f"{self._given_up_max} groups in a row could not be judged: {reason}.")
             return
         self._given_up += 1
-        log.error("group=%d given up: %s", unscored.group_no, failure.message)
+        log.error("group=%d given up: %s", unscored.group_no, failure.detail)
         await self._round.database.run(
             scoring.give_up, unscored.claim_id, failure.message, audits=self._round.audits, now_ms=self._now_ms()
         )

@@ -65,7 +65,7 @@ async def check_episodes(
         )
     except VerifierFailed as error:
         return EpisodeFindings(
-            "environment_failed", error.message, "Fix the environment: such groups would be paid, and not trained on."
+            "environment_failed", error.detail, "Fix the environment: such groups would be paid, and not trained on."
         )
     shown = tuple(map(_shower(config, read_file), problems, first))
     if first != second:

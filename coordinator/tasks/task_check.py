@@ -162,7 +162,7 @@ class _Trial:
         except VerifierFailed as error:
             return [
                 self._finding(
-                    "verifier_error", error.message, "Fix the reward: such groups would be paid, and not trained on."
+                    "verifier_error", error.detail, "Fix the reward: such groups would be paid, and not trained on."
                 )
             ]
         issues = []

@@ -51,7 +51,7 @@ def main() -> None:
         _send(answers, {"error": error.message, "hint": error.hint})
         return
     except BaseException as error:  # reported to the operator
-        _send(answers, {"error": _reason(error)})
+        _send(answers, {"error": _described(error)["detail"]})
         return
     _send(answers, {"ready": True, "missing": missing})
     while True:
@@ -90,7 +90,7 @@ def _answer(answer: Answer, question: dict[str, Any]) -> dict[str, Any]:
     except VerifierDown as down:
         return {"down": down.message, "hint": down.hint}
     except BaseException as error:  # any error of the operator's code is the answer
-        return {"error": _reason(error)}
+        return _described(error)
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -135,14 +135,17 @@ def _leave_after(parent: int) -> None:
     os._exit(1)
 
 
-def _reason(error: BaseException) -> str:
-    said = str(error)
+def _described(error: BaseException) -> dict[str, str]:
+    """Return the kind and place of an error, which are public, and both with its message, for the operator."""
+    place = ""
     with suppress(Exception):  # the exception object may itself be broken
         if not isinstance(error, reward_functions.BadAnswer):
-            said += reward_functions.error_place(error)
-    said += sandbox.explained(error)
-    kind = "" if isinstance(error, reward_functions.BadAnswer | ConfigInvalid) else f"{type(error).__name__}: "
-    return f"{kind}{said}"[:REASON_MAX_CHARS]
+            place = reward_functions.error_place(error)
+    place += sandbox.explained(error)
+    is_ours = isinstance(error, reward_functions.BadAnswer | ConfigInvalid)
+    kind, message = type(error).__name__, f"{error}{place}"
+    public, detail = (message, message) if is_ours else (f"{kind}{place}", f"{kind}: {message}")
+    return {"error": public[:REASON_MAX_CHARS], "detail": detail[:REASON_MAX_CHARS]}
 
 
 if __name__ == "__main__":

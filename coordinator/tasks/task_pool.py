@@ -153,7 +153,7 @@ class _Child:
             ready = await child._ask(spec.for_child(scratch), START_TIMEOUT_S)
         except VerifierFailed as failure:
             await child.end()
-            raise VerifierDown(f"The task process did not start: {failure.message}") from failure
+            raise VerifierDown(f"The task process did not start: {failure.detail}") from failure
         except BaseException:
             await child.end()
             raise
@@ -215,25 +215,24 @@ class _Child:
         except TimeoutError:
             raise VerifierFailed(f"It did not answer within {timeout_s:g} s{setting}.") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise VerifierFailed(await self._why_it_ended()) from None
+            raise await self._why_it_ended() from None
         except (ValueError, RecursionError):
             raise VerifierFailed("Its answer is not JSON.") from None
         if not isinstance(answer, dict):
             raise VerifierFailed("Its answer is not a JSON object.")
         return answer
 
-    async def _why_it_ended(self) -> str:
+    async def _why_it_ended(self) -> VerifierFailed:
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):  # it closed its pipe; if it does not end, it is killed
                 await self._process.wait()
         code = self._process.returncode
         if self._printed_bytes > PRINTED_MAX_BYTES:
-            return f"It printed more than {PRINTED_MAX_BYTES // limits.MIB} MiB for one group."
+            return VerifierFailed(f"It printed more than {PRINTED_MAX_BYTES // limits.MIB} MiB for one group.")
         how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
         last = self._last_words.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"It {how}. {sandbox.explained_signal(-(code or 0))} {last}".replace("  ", " ").strip()[
-            :REASON_MAX_CHARS
-        ]
+        reason = f"It {how}. {sandbox.explained_signal(-(code or 0))}".strip()
+        return VerifierFailed(reason, detail=f"{reason} {last}".strip()[:REASON_MAX_CHARS])
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None
@@ -247,7 +246,8 @@ class _Child:
 
 def _require_judged(answer: dict[str, Any]) -> None:
     if "error" in answer:
-        raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
+        public, detail = (str(answer.get(name, ""))[:REASON_MAX_CHARS] for name in ("error", "detail"))
+        raise VerifierFailed(public, detail=detail)
     if "down" in answer:
         raise VerifierDown(str(answer["down"])[:REASON_MAX_CHARS], hint=str(answer.get("hint", ""))[:REASON_MAX_CHARS])
 

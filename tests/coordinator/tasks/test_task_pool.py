@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import select
 import subprocess
 import sys
@@ -128,10 +129,28 @@ async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
 )
 async def test_a_child_that_fails_is_named_and_replaced(pool: TaskPool, what: str, says: str) -> None:
     before = await pid(pool)
-    with pytest.raises(VerifierFailed, match=says):
+    with pytest.raises(VerifierFailed) as failed:
         await pool.judge(job(what))
+    assert re.search(says, failed.value.detail)
     assert not psutil.pid_exists(before)
     assert await pid(pool) != before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("what", "public"),
+    [
+        ("raise", r"LookupError \(r.py:\d+\)"),
+        ("exit", r"It ended with code 3\."),
+        ("leave", r"SystemExit \(r.py:\d+\)"),
+    ],
+)
+async def test_what_a_rewards_code_says_is_not_public(pool: TaskPool, what: str, public: str) -> None:
+    """It may hold answers; nodes, pages and the status show the message, and not the detail."""
+    with pytest.raises(VerifierFailed) as failed:
+        await pool.judge(job(what))
+    assert re.fullmatch(public, failed.value.message)
+    assert not re.search("no such thing|my last words|leaving", failed.value.message)
 
 
 @pytest.mark.asyncio

@@ -49,7 +49,7 @@ def test_one_line_installs_the_agent_of_the_round_and_names_the_next_command(
     assert run.returncode == 0, run.stderr
     assert machine.version() == "echo-swarm 4.0"
     assert f"echo_swarm-4.0-py3-none-any.whl from {coordinator.url}" in run.stdout
-    assert f"swarm-node join '{coordinator.join_string}'" in run.stdout
+    assert f"swarm-node mirror '{coordinator.join_string}'" in run.stdout, "it has no engine, so it cannot sample"
 
 
 def test_half_a_script_does_nothing(coordinator: Coordinator, machine: Machine) -> None:

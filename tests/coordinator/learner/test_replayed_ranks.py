@@ -89,6 +89,9 @@ def test_the_command_gives_the_verdict_of_whichever_rank_found_it(learned: tuple
 GRACE_S = 0.5
 """The time that ranks of these tests get to end by themselves."""
 
+LISTENS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+"""A shell starts what runs in the background without this signal, and ranks inherit that."""
+
 LOSES = "import os, sys, time; rank = int(os.environ['RANK']); print('I am', rank, flush=True)\n"
 
 
@@ -111,9 +114,7 @@ def test_ranks_end_with_the_first_that_fails(
     program: str, codes: tuple[int, ...], failed: int | None, said: tuple[str, ...]
 ) -> None:
     words = f"import sys; from coordinator.learner import launch; ranks = [sys.executable, '-c', {LOSES + program!r}]"
-    # A shell starts what runs in the background without this signal, and ranks inherit that.
-    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{words}; {listens}; launch.GRACE_S = {GRACE_S}; print(launch.run_quietly(ranks, 3))"
+    code = f"{words}; {LISTENS}; launch.GRACE_S = {GRACE_S}; print(launch.run_quietly(ranks, 3))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["I am 0", str(launch.RanksEnd(codes, failed, said))]
@@ -122,7 +123,7 @@ def test_ranks_end_with_the_first_that_fails(
 def test_a_launcher_that_is_told_to_end_interrupts_rank_0_and_leaves_no_files(tmp_path: Path) -> None:
     words = f"import sys; from coordinator.learner import launch; launch.GRACE_S = {GRACE_S}"
     program = LOSES + "sys.stdin.read() if rank else time.sleep(60)"  # rank 0 works until it is interrupted
-    code = f"{words}; launch.run_quietly([sys.executable, '-c', {program!r}], 2)"
+    code = f"{words}; {LISTENS}; launch.run_quietly([sys.executable, '-c', {program!r}], 2)"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", code]
     with subprocess.Popen(

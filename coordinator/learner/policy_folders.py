@@ -28,6 +28,7 @@ from coordinator.learner.publication import (
     scored_canary,
 )
 from coordinator.learner.ranks import Ranks
+from coordinator.learner.rounding import dithered
 from coordinator.model.lora import Adapters
 from protocol.policy import adapter, canary
 
@@ -109,8 +110,10 @@ class PolicyWriter:
         rows = published(name, self._ranks.local(weight), self._ranks.rows(weight))
         return self._ranks.gather(rows, weight)
 
-    def _cast(self, name: str, rows: torch.Tensor, _places: slice) -> torch.Tensor:
+    def _cast(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
         """Return rows of a weight without adapters, in the published dtype."""
+        if self._dtype == torch.bfloat16 and rows.dtype == torch.float32:
+            return dithered(name, rows, places)
         return in_range(name, rows.to(self._dtype))
 
     def _whole(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:

@@ -101,7 +101,11 @@ Place = tuple[nn.Module, str, str]
 
 
 def _parts(model: Any) -> list[tuple[nn.Module, list[Place]]]:
-    """Return each layer with all its weights, and each module outside of the layers with its own weights."""
+    """Return each layer with all its weights, and each module outside of the layers with its own weights.
+
+    A weight that several modules share has the name under which it is written.
+    """
+    written = {id(weight): name for name, weight in model.named_parameters()}
     layers = set(getattr(model.get_decoder(), "layers", ()))
     parts: dict[nn.Module, list[Place]] = {}
     places: list[Place] = []
@@ -110,7 +114,7 @@ def _parts(model: Any) -> list[tuple[nn.Module, list[Place]]]:
         if not (inside and path.startswith(inside)):
             inside = f"{path}." if module in layers else ""
             parts[module] = places = []
-        places += [(module, leaf, f"{path}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)]
+        places += [(module, leaf, written[id(weight)]) for leaf, weight in module.named_parameters(recurse=False)]
     return [(part, places) for part, places in parts.items() if places]
 
 

@@ -32,6 +32,7 @@ FRAGMENTS = {
     "coordinator/endpoint/sample_stream.py": "one sample that grows, pure, apart from the requests that read it",
     "coordinator/environments/verifiers_harness.py": "a program of verifiers, which imports it by name",
     "coordinator/learner/embedded.py": "torch, apart from the text of the policy, which is read without it",
+    "coordinator/learner/rounding.py": "arithmetic alone, which says why it is not that of torch",
     "coordinator/learner/state_root.py": "the specification of a state's root, which the log relies on",
     "coordinator/pages/feed.py": "one page per module",
     "coordinator/learner/tracked_settings.py": "what leaves the machine as settings, apart from the boards it goes to",

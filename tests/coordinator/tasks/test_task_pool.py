@@ -146,7 +146,7 @@ async def test_a_child_that_fails_is_named_and_replaced(pool: TaskPool, what: st
     ],
 )
 async def test_what_a_rewards_code_says_is_not_public(pool: TaskPool, what: str, public: str) -> None:
-    """It may hold answers; nodes, pages and the status show the message, and not the detail."""
+    """Nodes, pages and the status show the message, and not the detail, which may hold answers."""
     with pytest.raises(VerifierFailed) as failed:
         await pool.judge(job(what))
     assert re.fullmatch(public, failed.value.message)

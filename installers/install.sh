@@ -780,9 +780,9 @@ say_next() {
   if [ "$ENGINE" = none ]; then
     say "No engine was installed: this node cannot sample. It can mirror versions and verify a ledger." \
       "To sample, run this again with --engine torch."
-    JOIN_COMMAND=mirror
+    JOIN_COMMAND="mirror"
   else
-    JOIN_COMMAND=join
+    JOIN_COMMAND="join"
   fi
   case :$PATH: in
     *:"$BIN":*) say "Next:  swarm-node $JOIN_COMMAND $JOIN_WORDS" ;;

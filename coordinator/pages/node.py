@@ -159,7 +159,7 @@ def _days(days: Sequence[Mapping[str, int]], unit: Unit) -> Any:
     ]
     points = [(float(day["day"] - days[0]["day"]), day["posted"] / MICROS) for day in reversed(days)]
     chart = (
-        charts.bars("credit-by-day", f"validated credit, in {unit.name}", "days from the last", points)
+        charts.bars("credit-by-day", f"validated credit, in {unit.name}", "day (0: the last one)", points)
         if len(points) > 1
         else None
     )

@@ -2,14 +2,15 @@
 
     a trainer's files ─ cast, ordered ─▶ the round's files ─ compared with those sent last ─▶ patches
 
-- The round casts every version to its own types. Casting here is the same to the bit, and halves what a trainer in
-  float32 sends; the round's files of consecutive versions then differ in few numbers.
+- The round casts every version to its own types. Casting here halves what a trainer in float32 sends, and numbers of
+  those types stay as they are; the round's files of consecutive versions then differ in few numbers.
 - The files that were sent last are kept: they are the bases of patches as long as they are the round's newest version.
   Where they are not (a new process, another trainer, a rollback), whole files are sent.
 - Weights that do not have the names and shapes of the round's are sent as they are: the coordinator says what differs.
 """
 
 import json
+import math
 import mmap
 import os
 import shutil
@@ -27,7 +28,7 @@ from pydantic import BaseModel, Field
 from echo_swarm.weights import digest_of
 from protocol.errors import MalformedMessage, PatchInvalid
 from protocol.ids import Hex64
-from protocol.policy import delta
+from protocol.policy import delta, rounding
 from protocol.policy.delta import Buffer
 from protocol.policy.manifest import FileName
 from protocol.policy.tensors import PREFIX_BYTES, Tensor, header_of, layout
@@ -53,18 +54,24 @@ class TensorType(NamedTuple):
 class OwnTensor:
     """A tensor of a trainer's file."""
 
+    name: str
     type: TensorType
     data: memoryview
 
     def cast_to(self, dtype: str) -> Iterator[Buffer]:
-        """Yield the bytes of the tensor in another type, as the coordinator casts it: by way of float32."""
+        """Yield the bytes of the tensor in another type, by way of float32; bfloat16 is rounded as versions are."""
         if dtype == self.type.dtype:
             yield self.data
             return
-        values = np.frombuffer(self.data, _FLOATS[self.type.dtype])
-        for start in range(0, len(values), CAST_AT_ONCE):
-            piece = values[start : start + CAST_AT_ONCE]
-            yield _narrowed(_widened(piece, self.type.dtype), dtype).tobytes()
+        count, *sizes = self.type.shape or (1,)
+        table = np.frombuffer(self.data, _FLOATS[self.type.dtype]).reshape(count, math.prod(sizes))
+        of_rows, of_columns = rounding.thresholds(self.name, 0, *table.shape)
+        for rows, columns in rounding.pieces(*table.shape, CAST_AT_ONCE):
+            piece = _widened(table[rows, columns], self.type.dtype)
+            if dtype == "BF16":
+                yield rounding.rounded(piece, of_rows[rows], of_columns[columns]).tobytes()
+            else:
+                yield _narrowed(piece, dtype).tobytes()
 
 
 @dataclass(frozen=True)
@@ -211,7 +218,9 @@ def _read_tensors(files: Sequence[Path]) -> dict[str, OwnTensor]:
         data = _mapped(path)
         header = header_of(data)
         places, types = layout(header, len(data)), _typed(header)
-        tensors |= {place.name: OwnTensor(types[place.name], data[place.begin : place.end]) for place in places}
+        tensors |= {
+            place.name: OwnTensor(place.name, types[place.name], data[place.begin : place.end]) for place in places
+        }
     return tensors
 
 
@@ -246,14 +255,9 @@ def _widened(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def _narrowed(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """Return float32 numbers in another type, rounded to the nearest, ties to even."""
-    if dtype != "BF16":
-        with np.errstate(over="ignore"):
-            return values.astype(_FLOATS[dtype])
-    bits = values.view("<u4")
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = (bits + odd + np.uint32(0x7FFF)) >> np.uint32(16)
-    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype("<u2")
+    """Return float32 numbers in another type than bfloat16, rounded to the nearest, ties to even."""
+    with np.errstate(over="ignore"):
+        return values.astype(_FLOATS[dtype])
 
 
 def _mapped(path: Path) -> memoryview:

@@ -1,63 +1,62 @@
-"""Rounding of trained weights to bfloat16 with a fixed dither, so that small steps are published.
+"""Weights in the type in which a policy holds them: rounded to bfloat16 with a dither, and merged with an adapter.
 
-- A bfloat16 of about 0.05 changes in steps of 2.4e-4. A pretrained weight lies on such a step: rounded to the nearest,
-  it is published unchanged until it has moved by half a step, a dozen updates at a learning rate of 1e-5. Nodes would
-  sample from a policy that does not learn.
-- Here each weight has a threshold between 0 and 1, and is rounded up if the part that is cut off exceeds it. Over many
-  weights the mean error is zero, so a version is as far from the start as the trained policy.
-- Thresholds never change, so a weight that did not move has the same bytes in the next version, and patches stay small.
-  A threshold follows from the weight's name, row and column, so ranks agree.
+The learner publishes weights so, and nodes and auditors merge adapters so: `protocol.policy` defines both.
 """
 
 import math
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 
-CUT_BITS = 16
-"""The bits of float32 that bfloat16 lacks."""
+from protocol.policy.rounding import CUT, PIECE, pieces, thresholds
 
-CUT = (1 << CUT_BITS) - 1
+CARD_PIECE = 1 << 24
+"""The numbers that a card rounds at once: enough to fill it, and few enough for its memory."""
 
-PIECE = 1 << 16
-"""The numbers that are rounded at once: few enough for a processor's cache, and for a card's memory."""
+Rounding = Callable[[str, torch.Tensor, int], torch.Tensor]
+"""Returns a weight of that name, or its rows from that row on, in bfloat16."""
 
 
-def dithered(name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
-    """Return some rows of a weight in bfloat16; `places` are their positions in the whole weight."""
-    table = rows.contiguous().view(len(rows), math.prod(rows.shape[1:]))
+def dithered(name: str, rows: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Return a weight, or its rows from row `first` on, in bfloat16; see `protocol.policy.rounding`."""
+    table = rows.float().contiguous().view(len(rows), math.prod(rows.shape[1:]))
     result = torch.empty_like(table, dtype=torch.bfloat16)
-    of_rows, of_columns = _thresholds(table, zlib.crc32(name.encode()), places.start)
-    for piece in _pieces(table):
+    (count, width), device = table.shape, table.device
+    at_once = PIECE if device.type == "cpu" else CARD_PIECE
+    of_rows, of_columns = (torch.from_numpy(part).to(device) for part in thresholds(name, first, count, width))
+    for piece in pieces(count, width, at_once):
         numbers = table[piece]
-        if not bool(numbers.isfinite().all()):
-            result[piece] = numbers.to(torch.bfloat16)
-            continue
         bits = (of_rows[piece[0], None] + of_columns[piece[1]]).bitwise_and_(CUT)
         bits.add_(numbers.view(torch.int32)).bitwise_and_(~CUT)
-        result[piece] = bits.view(torch.float32)
+        result[piece] = torch.where(numbers.isfinite(), bits.view(torch.float32), numbers)
     return result.view(rows.shape)
 
 
-def _pieces(table: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield the positions of pieces of a table, which together are the table."""
-    count, width = table.shape
-    height = max(1, PIECE // max(1, width))
-    for top in range(0, count, height):
-        for left in range(0, width, PIECE):
-            yield slice(top, top + height), slice(left, left + PIECE)
+def nearest(_: str, rows: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Return a weight in bfloat16 to the nearest, which needs no numbers: for simulations of memory."""
+    return rows.to(torch.bfloat16)
 
 
-def _thresholds(table: torch.Tensor, seed: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return numbers of `CUT_BITS` bits for each row and each column: a weight's threshold is the sum of its two."""
-    count, width = table.shape
-    return _mixed(first, count, seed, table.device), _mixed(0, width, ~seed, table.device)
+def narrowed(
+    name: str, rows: torch.Tensor, dtype: torch.dtype, first: int = 0, rounding: Rounding = dithered
+) -> torch.Tensor:
+    """Return a weight, or its rows from row `first` on, in the type in which it is published."""
+    return rounding(name, rows, first) if dtype == torch.bfloat16 else rows.to(dtype)
 
 
-def _mixed(first: int, count: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Return numbers that look random, one for each position from `first` on (a hash after splitmix64)."""
-    numbers = torch.arange(first, first + count, dtype=torch.int64, device=device)
-    numbers = (numbers + seed * 0x10001) * -0x61C8864680B583EB
-    numbers = (numbers ^ (numbers >> 30)) * -0x40A7B892E31B1A47
-    return ((numbers ^ (numbers >> 27)) >> 24).bitwise_and_(CUT).to(torch.int32)
+def merged(
+    name: str,
+    weight: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    first: int = 0,
+    rounding: Rounding = dithered,
+) -> torch.Tensor:
+    """Return W' = W + scale · B A in the type of W: a whole weight, or its rows from row `first` on.
+
+    `name` is the weight's in the files of the policy.
+    """
+    learned = up.float() @ down.float()
+    torch.add(weight.float(), learned, alpha=scale, out=learned)
+    return narrowed(name, learned, weight.dtype, first, rounding)

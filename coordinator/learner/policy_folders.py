@@ -28,9 +28,9 @@ from coordinator.learner.publication import (
     scored_canary,
 )
 from coordinator.learner.ranks import Ranks
-from coordinator.learner.rounding import dithered
 from coordinator.model.lora import Adapters
 from protocol.policy import adapter, canary
+from swarm_exact.merging import narrowed
 
 GGUF_MAGIC = b"GGUF"
 
@@ -112,9 +112,7 @@ class PolicyWriter:
 
     def _cast(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
         """Return rows of a weight without adapters, in the published dtype."""
-        if self._dtype == torch.bfloat16 and rows.dtype == torch.float32:
-            return dithered(name, rows, places)
-        return in_range(name, rows.to(self._dtype))
+        return in_range(name, narrowed(name, rows, self._dtype, places.start or 0))
 
     def _whole(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
         """Return rows of a weight with adapters merged, in the published dtype."""

@@ -40,6 +40,7 @@ from coordinator.model.lora import TARGETS, Adapters
 from coordinator.model.packing import IMPLEMENTATION, imitating_card
 from coordinator.model.products import Products
 from protocol.policy import canary
+from swarm_exact.merging import nearest
 
 MEASURED_LAYERS = (6, 3)
 """The layers that are measured if all are alike: the difference is the memory of three layers."""
@@ -162,7 +163,13 @@ class SimulatedPolicy(SimulatedModel):
         super().__init__(described, narrow=bool(settings.lora_rank))
         with self._fake:
             self.adapters = (
-                Adapters(self.model, settings.lora_rank, settings.lora_alpha, settings.lora_targets or TARGETS)
+                Adapters(
+                    self.model,
+                    settings.lora_rank,
+                    settings.lora_alpha,
+                    settings.lora_targets or TARGETS,
+                    rounding=nearest,
+                )
                 if settings.lora_rank
                 else None
             )

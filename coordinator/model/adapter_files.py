@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from coordinator.model.lora import merged
 from protocol.policy import adapter
+from swarm_exact.merging import merged
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def adapted_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         }
         for name in adapter.adapted(matrices.keys()):
             down, up = (matrices.get_tensor(part) for part in adapter.names(name))
-            yield name, merged(base[name].get_tensor(name), down, up, scale)
+            yield name, merged(name, base[name].get_tensor(name), down, up, scale)
 
 
 def merge(folder: Path) -> None:

@@ -18,15 +18,10 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from protocol.errors import ConfigInvalid
 from protocol.policy import adapter
+from swarm_exact.merging import Rounding, dithered, merged, narrowed
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 """The linear layers of the Llama family and of Phi-3, as peft names them: the default of `learner.lora_targets`."""
-
-
-def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return W' = W + scale · B A, as `protocol.policy.adapter` defines it: in float32, then in the weight's type."""
-    learned = up.float() @ down.float()
-    return torch.add(weight.float(), learned, alpha=scale, out=learned).to(weight.dtype)
 
 
 def stored_name(model: Any, weight: str) -> str | None:
@@ -58,7 +53,14 @@ class Adapters(nn.Module):
     """The adapters of a frozen model."""
 
     def __init__(
-        self, model: Any, rank: int, alpha: float, targets: Collection[str] = TARGETS, *, coverage_min: float = 0.0
+        self,
+        model: Any,
+        rank: int,
+        alpha: float,
+        targets: Collection[str] = TARGETS,
+        *,
+        coverage_min: float = 0.0,
+        rounding: Rounding = dithered,
     ) -> None:
         super().__init__()
         self._scale = alpha / rank
@@ -78,6 +80,7 @@ class Adapters(nn.Module):
             raise self._too_few(model, coverage_min)
         self._stored = [str(stored[name]) for name in self._names]
         self._of_weight = {f"{name}.weight": index for index, name in enumerate(self._names)}
+        self._rounding = rounding
         model.requires_grad_(False)
         self.down, self.up = nn.ParameterList(), nn.ParameterList()
         random = torch.Generator().manual_seed(0)
@@ -108,9 +111,9 @@ class Adapters(nn.Module):
     def rounded(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return the matrices in the published type, by their published names."""
         return {
-            name: part.detach().to(dtype)
-            for weight, *parts in zip(self._stored, self.down, self.up, strict=True)
-            for name, part in zip(adapter.names(weight), parts, strict=True)
+            name: matrix
+            for index, weight in enumerate(self._stored)
+            for name, matrix in zip(adapter.names(weight), self._published(index, dtype), strict=True)
         }
 
     def continue_from(self, published: Mapping[str, torch.Tensor], config: bytes) -> None:
@@ -131,14 +134,25 @@ class Adapters(nn.Module):
         """Return some rows of a weight of the model with its adapter merged."""
         if (index := self._of_weight.get(name)) is None:
             return rows
-        return merged(rows, self.down[index].detach(), self.up[index].detach()[places], self._scale)
+        down, up = self.down[index].detach(), self.up[index].detach()[places]
+        return merged(self._stored[index], rows, down, up, self._scale, places.start or 0, self._rounding)
 
     def as_nodes_merge(self, name: str, rows: torch.Tensor, places: slice, dtype: torch.dtype) -> torch.Tensor:
         """Return the rows as nodes merge them, from a base and matrices published in `dtype`."""
         rows = rows.to(dtype)
         if (index := self._of_weight.get(name)) is None:
             return rows
-        return merged(rows, self.down[index].detach().to(dtype), self.up[index].detach()[places].to(dtype), self._scale)
+        down, up = self._published(index, dtype)
+        return merged(self._stored[index], rows, down, up[places], self._scale, places.start or 0, self._rounding)
+
+    def _published(self, index: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A and B of a weight in the published type."""
+        names = adapter.names(self._stored[index])
+        down, up = (
+            narrowed(name, part.detach(), dtype, rounding=self._rounding)
+            for name, part in zip(names, (self.down[index], self.up[index]), strict=True)
+        )
+        return down, up
 
     @contextmanager
     def silent(self) -> Iterator[None]:

@@ -34,6 +34,7 @@ from ledger import store
 from ledger.accounts import BUDGET
 from ledger.book import ClaimState
 from ledger.tables import claims_table
+from protocol.wire import generation
 from protocol.work.lease import OPEN, LeaseState
 
 UNFINISHED_SHOWN = 10
@@ -120,6 +121,7 @@ def public_settings(config: Config, round_id: str) -> dict[str, Any]:
         "max_updates": config.round.max_updates,
         "samples_per_group": config.sampling.samples_per_group,
         "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        "generation": generation.CURRENT,
         "exact_bonus": config.market.exact_bonus,
         "unit": config.round.money.to_json(),
         "classes": list(config.audit.classes),

@@ -98,11 +98,11 @@ class SharedBase:
             self._active = None
 
     def write_merged(self, matrices: LoraMatrices, folder: Path) -> None:
-        """Write the weights with the adapter merged, in hub format."""
+        """Write the weights with the adapter merged, in hub format; merged ones in float32, which the client rounds."""
         merged = dict(self.model.state_dict())
         for name in matrices.down:
             weight = merged[f"{name}.weight"]
-            merged[f"{name}.weight"] = (weight.float() + matrices.learned(name)).to(weight.dtype)
+            merged[f"{name}.weight"] = weight.float() + matrices.learned(name)
         self.model.save_pretrained(folder, state_dict=merged)
 
     def write_adapter(self, matrices: LoraMatrices, folder: Path) -> None:

@@ -5,7 +5,8 @@
 
 - The policy is the base with the adapter merged; nobody computes with anything else:
 
-      W' = W + (lora_alpha / r) · B A      products and sums in float32, rounded to the type in which W is stored
+      W' = W + (lora_alpha / r) · B A      products and sums in float32, rounded to the type in which W is stored:
+                                           to bfloat16 as in `protocol.policy.rounding`, else to the nearest
 
 - W is always the file's, never the merged weights of an earlier version: no merge is undone, so no error adds up.
 - Options that are not listed here (other scales, biases, ranks by module) would give other weights, and are rejected.

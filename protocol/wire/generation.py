@@ -10,7 +10,7 @@ from datetime import date
 from protocol.errors import AgentTooOld
 from protocol.wire import canonical
 
-CURRENT = 7
+CURRENT = 8
 
 RETIRED = {
     0: date(2026, 11, 22),
@@ -20,10 +20,22 @@ RETIRED = {
     4: date(2026, 11, 27),
     5: date(2026, 11, 28),
     6: date(2026, 11, 28),
+    7: date(2026, 12, 1),
 }
 """Generation → the day from which on its work does not count."""
 
 UPDATE = "run `install.sh` again, or `pip install --upgrade echo-swarm` where it was installed so"
+
+
+def require_spoken(generation: object) -> None:
+    """Refuse a coordinator of another generation than ours, by the number in its status; an absent one says nothing."""
+    if not isinstance(generation, int) or generation == CURRENT:
+        return
+    newer = generation > CURRENT
+    raise AgentTooOld(
+        f"This round uses generation {generation} of the protocol, and this node generation {CURRENT}.",
+        hint=f"Update the node: {UPDATE}." if newer else "Join when the round's operator has updated the coordinator.",
+    )
 
 
 def require_current(value: canonical.Value) -> None:

@@ -24,6 +24,7 @@ from protocol.ids import ChunkId
 from protocol.policy.description import RoundDescription
 from protocol.text.money import Unit
 from protocol.text.plain import one_line
+from protocol.wire import generation
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import JoinString, round_folder
@@ -193,7 +194,8 @@ async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterat
 
 
 async def ask(coordinator: Coordinator, join: JoinString) -> RoundAnswer:
-    """Fetch the newest version of a round, with every signature checked."""
+    """Fetch the newest version of a round, with every signature checked; refuse another generation of the protocol."""
+    generation.require_spoken((await coordinator.status()).get("generation"))
     with tempfile.TemporaryDirectory(prefix="echo-swarm-doctor-") as folder:
         async with open_origins(coordinator) as origins:
             await origins.learn()

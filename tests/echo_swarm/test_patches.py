@@ -16,6 +16,7 @@ from echo_swarm.patches import LastSent, PublishedFile, in_published_form, read_
 from echo_swarm.weights import digest_of
 from protocol.errors import MalformedMessage
 from protocol.policy import delta
+from swarm_exact.merging import dithered
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -55,7 +56,8 @@ def test_numbers_are_cast_as_the_coordinator_casts_them(tmp_path: Path, of: str,
     own = own[~own.isnan()]
     special = torch.tensor([0.0, -0.0, 1.0, 65504.0, 65520.0, 3.39e38, 1e-45, 6e-8, float("inf")], dtype=torch.float64)
     own = torch.cat([own, special.to(TYPES[of])])
-    expected = own.float().to(TYPES[to])
+    low = to == "BF16" and of != "BF16"
+    expected = dithered("a", own.float()) if low else own.float().to(TYPES[to])
     published = described(saved(tmp_path / "round", {"a": torch.zeros_like(expected)}))
     saved(tmp_path / "own", {"a": own})
     (path,) = made_of(files_in(tmp_path / "own"), published, tmp_path)
@@ -76,7 +78,7 @@ def test_numbers_that_are_none_stay_none(tmp_path: Path) -> None:
 
 def test_shards_become_the_rounds_files_and_other_files_stay(tmp_path: Path) -> None:
     tensors = {name: torch.randn(8, 4) for name in "abc"}
-    low = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    low = {name: dithered(name, tensor) for name, tensor in tensors.items()}
     whole = saved(tmp_path / "round", low)
     saved(tmp_path / "own", {"c": tensors["c"]}, "model-00001-of-00002.safetensors")
     saved(tmp_path / "own", {"a": tensors["a"], "b": tensors["b"]}, "model-00002-of-00002.safetensors")

@@ -1,12 +1,25 @@
-"""Rounding with a fixed dither: small steps are published in the mean, and nothing else changes."""
+"""Rounding with a fixed dither: small steps are published in the mean, and nothing else changes.
 
+numpy and torch round to the same bits; the former is what a client without torch has.
+"""
+
+import numpy as np
 import pytest
 import torch
 
-from coordinator.learner.rounding import PIECE, dithered
+from protocol.policy import rounding
+from protocol.policy.rounding import PIECE
+from swarm_exact.merging import dithered, merged
 
 STEP = 1e-5
 """The change of a weight by one update of Adam, at a learning rate of 1e-5."""
+
+
+HALVES = (slice(0, 200), slice(200, 512))
+
+EXAMPLE = [40642, 63155, 55296, 10205]
+
+EXAMPLE_ROUNDED = [0x3F81, 0x3F80, 0x3F81]
 
 
 def start(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -15,7 +28,7 @@ def start(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def whole(weight: torch.Tensor, name: str = "layers.0.weight") -> torch.Tensor:
-    return dithered(name, weight, slice(0, len(weight))).float()
+    return dithered(name, weight).float()
 
 
 def test_small_steps_are_published_in_the_mean() -> None:
@@ -55,8 +68,10 @@ def test_a_weight_that_did_not_move_keeps_its_bytes() -> None:
 def test_the_rows_of_several_ranks_are_those_of_one(shape: tuple[int, ...]) -> None:
     weight = start(*shape) + STEP
     cut = len(weight) // 3
-    parts = [dithered("w", weight[:cut], slice(0, cut)), dithered("w", weight[cut:], slice(cut, len(weight)))]
+    parts = [dithered("w", weight[:cut]), dithered("w", weight[cut:], cut)]
     assert torch.equal(torch.cat(parts).float(), whole(weight, "w"))
+    by_numpy = rounding.dithered("w", weight.numpy())
+    assert by_numpy.tobytes() == dithered("w", weight).view(torch.int16).numpy().tobytes()
     if weight.ndim > 1:
         turned = weight.mT.contiguous().mT
         assert torch.equal(whole(turned, "w"), whole(weight, "w")), "the order in memory does not matter"
@@ -72,3 +87,36 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
     published = whole(weight)
     assert published[0, 0].isnan()
     assert published[0, 1:].tolist() == [float("inf"), -float("inf"), 0.5]
+    by_numpy = torch.from_numpy(rounding.dithered("w", weight.numpy()).view(np.int16)).view(torch.bfloat16)
+    assert by_numpy[0, 0].isnan()
+    assert by_numpy[0, 1:].tolist() == [float("inf"), -float("inf"), 0.5]
+
+
+def test_what_an_adapter_learned_is_in_the_merged_weight_in_the_mean() -> None:
+    """Its product is a hundredth of a step of bfloat16: to the nearest, the merged weight would be the base."""
+    weight = start(512, 576)
+    random = torch.Generator().manual_seed(1)
+    down, up = 0.02 * torch.randn(8, 576, generator=random), 1e-4 * torch.randn(512, 8, generator=random)
+    learned = up @ down
+    made = merged("w", weight.bfloat16(), down, up, 0.5)
+    assert made.dtype == torch.bfloat16
+    share = ((made.float() - weight) * learned).sum() / learned.square().sum()
+    assert share.item() == pytest.approx(0.5, rel=0.1)
+    nearest = (((weight + 0.5 * learned).bfloat16().float() - weight) * learned).sum() / learned.square().sum()
+    assert nearest.item() < 0.1
+    rows = [merged("w", weight[part].bfloat16(), down, up[part], 0.5, first=part.start) for part in HALVES]
+    assert torch.equal(torch.cat(rows), made)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_merged_weights_of_other_types_are_rounded_to_the_nearest(dtype: torch.dtype) -> None:
+    weight, down, up = start(16, 8).to(dtype), torch.ones(2, 8), torch.full((16, 2), 1e-3)
+    assert torch.equal(merged("w", weight, down, up, 1.0), (weight.float() + 2e-3).to(dtype))
+
+
+def test_the_protocols_example() -> None:
+    """The example of docs/protocol.md, from which another client is checked."""
+    rows, columns = rounding.thresholds("model.norm.weight", 0, 3, 1)
+    assert [*rows.tolist(), *columns.tolist()] == EXAMPLE
+    values = np.full(3, 1 + 2.0**-8, np.float32)  # half a step above 1
+    assert rounding.dithered("model.norm.weight", values).tolist() == EXAMPLE_ROUNDED

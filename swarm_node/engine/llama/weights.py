@@ -21,6 +21,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.policy import adapter, tensors
+from protocol.policy.rounding import dithered
 from swarm_node.engine.llama.ggml import Q8_BLOCK, Bytes, Type, encode, encoded_bytes
 from swarm_node.engine.llama.llama_config import LlamaConfig
 from swarm_node.engine.llama.recipes import Change, Recipe, constants, write_fields
@@ -86,7 +87,8 @@ class SourceTensor:
         """Return the tensor plus the adapter, as in `protocol.policy.adapter`: in float32, then in the stored type."""
         down, up = (part._values().reshape(part.shape) for part in (added.down, added.up))
         values = self._values().reshape(self.shape) + np.float32(added.scale) * (up @ down)
-        return SourceTensor(self.kind, self.shape, encode(values, self.kind).reshape(-1).data)
+        stored = dithered(added.name, values) if self.kind == Type.BF16 else encode(values, self.kind)
+        return SourceTensor(self.kind, self.shape, stored.reshape(-1).view(np.uint8).data)
 
     def _values(self) -> NDArray[np.float32]:
         if self.kind == Type.BF16:
@@ -98,6 +100,8 @@ class SourceTensor:
 class Adapter:
     """Low-rank product that is added to a tensor."""
 
+    name: str
+    """The tensor's."""
     down: SourceTensor
     up: SourceTensor
     scale: float
@@ -169,7 +173,7 @@ def sources(folder: Path) -> dict[str, SourceTensor]:
         down, up = (matrices[part] for part in adapter.names(name))
         if name not in known or (up.shape[:1] + down.shape[1:], up.shape[1:]) != (known[name].shape, down.shape[:1]):
             raise ValueError(f"the adapter's matrices do not fit {name}")
-        known[name] = replace(known[name], added=Adapter(down, up, scale))
+        known[name] = replace(known[name], added=Adapter(name, down, up, scale))
     return known
 
 

@@ -22,6 +22,7 @@ import torch
 from safetensors import safe_open
 
 from protocol.policy import adapter
+from swarm_exact.merging import merged
 from swarm_node.engine.policy_files import read_adapter, tensor_files
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,8 @@ class PolicyTensors(Mapping[str, torch.Tensor]):
         weight = self._base[name]
         if name not in self.adapted or self._scale is None:
             return weight
-        down, up = (self._matrices[part].to(device).float() for part in adapter.names(name))
-        return torch.add(weight.to(device).float(), up @ down, alpha=self._scale).to(weight.dtype)
+        down, up = (self._matrices[part].to(device) for part in adapter.names(name))
+        return merged(name, weight.to(device), down, up, self._scale)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._base)

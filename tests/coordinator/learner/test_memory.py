@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3Mo
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.publication import HubFiles, scored_canary
 from coordinator.learner.settings import TrainSettings
-from coordinator.model.lora import merged
 from protocol.policy import adapter, canary
+from swarm_exact.merging import merged
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.live_bytes import live_bytes
 from tests.tiny_policy import make_start
@@ -79,7 +79,7 @@ def with_what_was_learned(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
     """The weights with their adapters in them."""
     adapters: Any = policy._adapters
     return {
-        name: merged(weight, adapters.down[index].detach(), adapters.up[index].detach(), adapters._scale)
+        name: merged(name, weight, adapters.down[index].detach(), adapters.up[index].detach(), adapters._scale)
         if (index := adapters._of_weight.get(name)) is not None
         else weight
         for name, weight in masters(policy).items()

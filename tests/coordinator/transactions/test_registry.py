@@ -193,7 +193,7 @@ def test_a_node_of_a_retired_generation_is_told_since_when_its_work_does_not_cou
     value = Register(name="n", price_micros_per_mtok=1, addresses=(), agent="echo-swarm/0.0.1").model_dump()
     del value["generation"]  # as agents did before there were numbers
     olds = (value, value | {"generation": 0}, {"nothing": "that is known here"})
-    for old, since in [*((old, "2026-11-22") for old in olds), (value | {"generation": 6}, "2026-11-28")]:
+    for old, since in [*((old, "2026-11-22") for old in olds), (value | {"generation": 7}, "2026-12-01")]:
         with pytest.raises(AgentTooOld, match=since) as caught:
             Register.from_bytes(canonical.encode(old))
         assert "install.sh" in caught.value.hint

@@ -5,7 +5,7 @@ import { digest } from './blake3.js'
 import { decode, encode, fields, Float } from './canonical.js'
 import { Refused } from './errors.js'
 
-const GENERATION = 7
+const GENERATION = 8
 const PATIENCE_MS = 30_000
 
 const HEARTBEAT_REPLY = ['newest_version', 'heartbeat_s', 'finished']

@@ -1,12 +1,16 @@
 """The doctor: each check on machines that are well and on machines that are not."""
 
+import json
 import os
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import cast
 
 import pytest
 import trio
 
+from protocol.wire import generation
 from protocol.wire.signing import NodeKey
 from swarm_node.allowance.governor import Governor
 from swarm_node.coordinator_api.client import Coordinator
@@ -247,6 +251,35 @@ async def test_a_round_that_does_not_answer_is_a_finding_and_the_machine_is_exam
     assert by_name["disk"] is CheckState.OK
     assert report.failed(found)
     assert not await trio.to_thread.run_sync(lambda: list(tmp_path.iterdir())), "an examination leaves nothing behind"
+
+
+class NewerRound(BaseHTTPRequestHandler):
+    """A coordinator of a later generation, as far as its status says."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"generation": generation.CURRENT + 1}).encode()
+        self.send_response(200 if self.path == "/v1/status" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.trio
+async def test_a_round_of_a_later_generation_is_named_before_the_node_joins(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), NewerRound) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        join = JoinString(f"http://127.0.0.1:{server.server_port}", "0" * 64)
+        patient = Patient(tmp_path, join, "127.0.0.1:0", EngineOptions(), with_engines=False)
+        with trio.fail_after(60):
+            found = await examine(patient, lambda _: None)
+        server.shutdown()
+    refused = next(finding for finding in found if finding.check == "round")
+    assert refused.state is CheckState.FAIL
+    assert f"generation {generation.CURRENT + 1}" in refused.said
+    assert "install.sh" in refused.next_step
 
 
 def test_every_finding_that_is_not_well_says_what_to_do() -> None:

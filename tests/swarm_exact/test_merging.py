@@ -93,7 +93,7 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
 
 
 def test_what_an_adapter_learned_is_in_the_merged_weight_in_the_mean() -> None:
-    """Its product is a hundredth of a step of bfloat16: to the nearest, the merged weight would be the base."""
+    """The product is a hundredth of a step of bfloat16: to the nearest, the merged weight would be the base."""
     weight = start(512, 576)
     random = torch.Generator().manual_seed(1)
     down, up = 0.02 * torch.randn(8, 576, generator=random), 1e-4 * torch.randn(512, 8, generator=random)

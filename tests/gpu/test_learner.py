@@ -13,6 +13,7 @@ from coordinator.learner.memory import Estimate, LargestBatch, Simulations
 from coordinator.learner.objective import Metrics
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
+from swarm_exact.merging import CARD_PIECE, dithered
 from swarm_node.engine.torch.engine import TorchEngine
 from tests.gpu.conftest import SIZES
 from tests.gpu.training import BATCH
@@ -55,6 +56,12 @@ def test_a_published_version_loads_with_its_canary(policy: Path, device: str, tm
     updated(policy, replace(SETTINGS, device=device), tmp_path)
     for dtype in ("float32", "bfloat16"):
         TorchEngine(device=device, dtype=dtype).load(tmp_path, 1)
+
+
+def test_weights_are_rounded_to_the_bits_of_the_cpu(device: str) -> None:
+    rows = 0.05 * torch.randn(3, CARD_PIECE // 2 + 7, generator=torch.Generator().manual_seed(0))
+    rows[0, :3] = torch.tensor([float("inf"), -float("inf"), 0.0])
+    assert torch.equal(dithered("w", rows.to(device), 5).cpu(), dithered("w", rows, 5))
 
 
 def test_a_checkpoint_resumes_to_the_bit(policy: Path, device: str, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import typer
 
 from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
 from protocol.start import quick_imports
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson, with_option_groups
 from protocol.text.log_lines import VARIABLE
-from protocol.text.option_groups import with_option_groups
 from swarm_node.base import disk, logs
 from swarm_node.commands import agent, appeal, audit_learner, doctor, join, keys, ledger, rounds
 from swarm_node.commands import open as open_command

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson, with_option_groups
 from protocol.text.money import unitless_price
-from protocol.text.option_groups import with_option_groups
 from protocol.text.plain import number_text
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, CardOption, Home, LimitOptions
 

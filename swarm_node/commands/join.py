@@ -12,10 +12,10 @@ import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable, UntrustedRoot, named
 from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK, ROUNDS_PER_AGENT_MAX
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 from protocol.start import quick_imports
+from protocol.text.commands import with_option_groups
 from protocol.text.money import parse_unit
-from protocol.text.option_groups import with_option_groups
 from protocol.text.plain import counted, one_line
 from swarm_node.base import logs
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of

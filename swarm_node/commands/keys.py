@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.money import CREDITS, Unit, pace_text
 from protocol.text.plain import counted
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText, WholeSentences

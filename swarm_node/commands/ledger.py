@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid, SwarmError
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
 from swarm_node.base import disk

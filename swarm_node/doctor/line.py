@@ -19,7 +19,7 @@ from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.policy.description import RoundDescription
 from protocol.policy.manifest import PolicyManifest
-from protocol.work.probe import Dial
+from protocol.work.messages import Dial
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.owner import control_socket

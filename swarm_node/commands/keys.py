@@ -84,9 +84,9 @@ def rotate(
     versions stay. Do not use --keep-history if the old key may be stolen: its thief would be the owner. If a
     rotation is interrupted, run the command again.
     """
-    from swarm_node.keys import rotation
+    from swarm_node.keys import identity
 
-    old, new = rotation.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
+    old, new = identity.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
     typer.echo(f"The node id changed from {old} to {new}.")
     if keep_history:
         aside = home / f"old-{old[-8:]}"

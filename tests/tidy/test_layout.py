@@ -53,7 +53,6 @@ FRAGMENTS = {
     "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",
     "swarm_node/engine/vllm/step_times.py": "a division that is tested without vLLM's environment",
     "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
-    "swarm_node/keys/rotation.py": "one module per kind of key operation",
     "swarm_node/ledger/audit_report.py": "the form of one document",
     "swarm_node/ledger/listing_check.py": "one check of a log, as ledger_check beside it",
     "swarm_node/ledger/payouts.py": "the form of one document",

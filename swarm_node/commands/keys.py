@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from protocol.wire.signing import NodeKey
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.coordinator_api.join_string import JoinString
-    from swarm_node.ledger.owner_rates import OwnerRates
+    from swarm_node.ledger.notices import OwnerRates
 
 app = typer.Typer(
     cls=WholeSentences, help="Manage the node's key and the owner's key.", no_args_is_help=True, add_completion=False
@@ -468,7 +468,7 @@ def _state(join: "JoinString", key: "NodeKey", said: "Statement") -> "StatementR
 async def _earnings(join: "JoinString", home: Path) -> "tuple[Earnings, OwnerRates | None, Unit, bool]":
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.keys import identity
-    from swarm_node.ledger.owner_rates import owner_rates
+    from swarm_node.ledger.notices import owner_rates
     from swarm_node.versions.updater import round_unit
 
     coordinator = Coordinator(join.url, join.round_id, identity.find_identity(home).key)

@@ -60,7 +60,6 @@ FRAGMENTS = {
     "swarm_node/seed.py": "a program of its own: the seeder",
     "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the fetcher that acts on it",
     "swarm_node/versions/milestones.py": "a stopwatch on its own clock",
-    "swarm_node/work/version_failures.py": "a machine of its own: which version fails, apart from who works",
 }
 """Modules below `FRAGMENT_LINES` lines that one other module imports, and why they are not part of it."""
 

@@ -4,15 +4,46 @@
 - A rail's module returns the bytes of its files by their suffixes.
 """
 
+import csv
+import io
 from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.base.files import write_durably
 from coordinator.transactions.rails.base import PaymentTerms
-from coordinator.transactions.rails.paypal import paypal_files
 from coordinator.transactions.rails.scripts import lightning_files, stripe_files
 from coordinator.transactions.rails.sepa import sepa_files
 from protocol.errors import PayoutFailed
+
+LINES_MAX = 5_000
+"""PayPal's limit of payments in a file."""
+
+CENT_MICROS = 10_000
+
+
+def paypal_files(terms: PaymentTerms) -> dict[str, bytes]:
+    """Return the bytes of the batch's files by their suffixes."""
+    lines = [_line(terms, place) for place in range(len(terms.batch.payees))]
+    parts = [lines[start : start + LINES_MAX] for start in range(0, len(lines), LINES_MAX)]
+    return {f".paypal{f'-{number}' if number > 1 else ''}.csv": _csv(part) for number, part in enumerate(parts, 1)}
+
+
+def _line(terms: PaymentTerms, place: int) -> tuple[str, ...]:
+    payee = terms.batch.payees[place]
+    steps = terms.steps(payee)
+    if terms.unit.step_micros == CENT_MICROS:
+        amount = f"{steps // 100}{terms.settings.paypal_decimal}{steps % 100:02}"
+    else:
+        amount = str(steps)
+    note = f"Echo Swarm payout {terms.batch.number}"
+    return payee.address.removeprefix("paypal:"), amount, terms.unit.code, terms.batch.payment_id(place), note, "PAYPAL"
+
+
+def _csv(lines: list[tuple[str, ...]]) -> bytes:
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\r\n").writerows(lines)
+    return table.getvalue().encode()
+
 
 _FILES: dict[str, Callable[[PaymentTerms], dict[str, bytes]]] = {
     "sepa": sepa_files,

@@ -44,7 +44,6 @@ FRAGMENTS = {
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "coordinator/transactions/prompts.py": "the problem of a group, which benches of training read, too",
     "coordinator/transactions/rails/files.py": "writes what each rail's module returns",
-    "coordinator/transactions/rails/manual.py": "one module per rail",
     "protocol/wire/generation.py": "the one number that changes with the protocol",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
     "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",

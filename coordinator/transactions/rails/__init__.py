@@ -33,7 +33,7 @@ def open_rail(settings: PayoutsSection, folder: Path, reference: str) -> Rail:
 
             return open_evm(settings, folder)
         case rail if rail in BY_HAND:
-            from coordinator.transactions.rails.manual import Manual
+            from coordinator.transactions.rails.base import Manual
 
             return Manual(reference, rail)
         case _:

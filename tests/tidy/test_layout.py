@@ -42,7 +42,6 @@ FRAGMENTS = {
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/service/turn_watch.py": "one kind of waiting, as idle_nodes and query_watch beside it",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
-    "coordinator/transactions/prompts.py": "the problem of a group, which benches of training read, too",
     "coordinator/transactions/rails/files.py": "writes what each rail's module returns",
     "protocol/wire/generation.py": "the one number that changes with the protocol",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",

@@ -8,10 +8,9 @@ from pydantic_core import PydanticCustomError
 
 from coordinator.config.audit import AuditSection, LedgerSection
 from coordinator.config.learner import CorrectionSection, LearnerSection, ObjectiveSection
-from coordinator.config.money import MarketSection, PayoutsSection
+from coordinator.config.money import MarketSection, PayoutsSection, find_rail_unit, payable_units
 from coordinator.config.notify import NotifySection
 from coordinator.config.publish import PublishSection
-from coordinator.config.rail_units import find_rail_unit, payable_units
 from coordinator.config.round import ModelSection, RoundSection, StoreSection, with_mode
 from coordinator.config.section import Section
 from coordinator.config.task import DataSection, EpisodeSection, EvalSection, RewardSection, TaskSection

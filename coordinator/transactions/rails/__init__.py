@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.config import PayoutsSection
-from coordinator.config.rail_units import BY_HAND
+from coordinator.config.money import BY_HAND
 from coordinator.transactions.rails.base import Rail
 from protocol.errors import ConfigInvalid
 from protocol.start import allow_left_out

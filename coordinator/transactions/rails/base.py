@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from coordinator.config import PayoutsSection
-from coordinator.config.rail_units import RailUnit
+from coordinator.config.money import RailUnit
 from ledger import payees
 from ledger.payees import Payee
 from protocol.errors import PayoutFailed

@@ -23,7 +23,7 @@ from pathlib import Path
 from xml.etree import ElementTree as xml
 
 from coordinator.base.files import write_durably
-from coordinator.config.rail_units import MSAT_PER_UNIT
+from coordinator.config.money import MSAT_PER_UNIT
 from coordinator.transactions.rails.base import PaymentTerms
 from protocol.errors import PayoutFailed
 from protocol.people.lightning import is_offer, lnurl_of

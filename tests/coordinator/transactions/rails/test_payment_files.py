@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.config import parse
-from coordinator.config.rail_units import MSAT_PER_UNIT, find_rail_unit
+from coordinator.config.money import MSAT_PER_UNIT, find_rail_unit
 from coordinator.transactions.rails.base import PaymentTerms, TransferBatch
 from coordinator.transactions.rails.files import (
     LINES_MAX,

@@ -26,7 +26,6 @@ ONE_PER_SUBJECT = ("coordinator/api/", "swarm_node/commands/")
 
 FRAGMENTS = {
     "coordinator/environments/games/episodes.py": "problems and a class, as each module with an environment has them",
-    "coordinator/environments/games/poker_tables.py": "numbers that a solver has made",
     "coordinator/service/agent_sessions.py": "a machine of its own, with time as an argument",
     "coordinator/tasks/group_play.py": "one turn of a group, without the service that asks for it",
     "coordinator/endpoint/sample_stream.py": "one sample that grows, pure, apart from the requests that read it",

@@ -16,7 +16,6 @@ from protocol.text.commands import lesson, with_option_groups
 from protocol.text.log_lines import VARIABLE
 from swarm_node.base import disk, logs
 from swarm_node.commands import agent, appeal, audit_learner, doctor, join, keys, ledger, rounds
-from swarm_node.commands import open as open_command
 from swarm_node.commands.options import DEFAULT_HOME, EngineChoice, Home, JoinText, NodeCommands
 
 app = typer.Typer(
@@ -64,9 +63,9 @@ app.command(
     epilog=lesson(
         "swarm-node open",
         "`status --json` has the same figures for scripts, and the page has them at status.json.",
-        open_command.EXIT_CODES,
+        agent.EXIT_CODES,
     ),
-)(open_command.open_page)
+)(agent.open_page)
 app.command(
     epilog=lesson(
         "swarm-node move --best earnings",

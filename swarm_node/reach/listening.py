@@ -12,13 +12,49 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import trio
 
+from protocol import limits
 from protocol.people.addresses import host_and_port, ip_of
 from swarm_node.coordinator_api.join_string import resolve
+
+CAN, CANNOT = (
+    "others can connect to you",
+    "others cannot connect to you, so your node connects to them",
+)
+
+
+@dataclass
+class Reachability:
+    """Reachability of one node."""
+
+    shares: bool
+    """True if the node listens for others."""
+    own: tuple[str, ...] = ()
+    """The listening addresses, or those that the owner advertises."""
+    mapped: str = ""
+    """The router's address that is forwarded to this node; empty if there is none."""
+    mapping: str = ""
+    """Result of the attempt to map the port, in one sentence."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The dialable addresses that the node registers."""
+        addresses = dict.fromkeys((*self.own, *filter(None, [self.mapped])))
+        return tuple(addresses)[: limits.ADDRESSES_MAX] if self.shares else ()
+
+    def describe(self, dialled: bool | None) -> str:
+        """Return one sentence on whether others can connect; `dialled` is the coordinator's report, None if unknown."""
+        if not self.shares:
+            return "incoming connections are off (--no-share); your node connects to others"
+        if dialled is None:
+            return "not known yet whether others can connect to you"
+        return CAN if dialled else CANNOT
+
 
 PORTS = range(8703, 8711)
 """Not assigned by IANA, below the ephemeral ranges of Linux (from 32768), Windows and macOS (from 49152), and after the

@@ -59,14 +59,6 @@ app.command(
 )(doctor.doctor)
 agent.add_to(app)
 app.command(
-    "open",
-    epilog=lesson(
-        "swarm-node open",
-        "`status --json` has the same figures for scripts, and the page has them at status.json.",
-        agent.EXIT_CODES,
-    ),
-)(agent.open_page)
-app.command(
     epilog=lesson(
         "swarm-node move --best earnings",
         "`status` shows the groups that are still sampled, and then the other round.",

@@ -16,7 +16,21 @@
   fault.
 - A node wrongly rated unreachable still feeds others, over connections that it opens. With every version the plan makes
   one node try it, so that it counts as reachable as soon as it can be dialled again.
-- All functions are effects, `(connection, …) → outcome`.
+- All functions are effects, `(connection, …) → outcome`. `Punching` is kept in memory.
+
+Hole punching: nodes that nobody can dial may be able to dial each other at the same time.
+
+- A node reports at which address its plan's observers see its listening port. If all report the same, and it is the
+  address from which the node called the coordinator, the node is *punchable*: others may dial it there, at the same
+  moment as it dials them. If two observers differ, a NAT gives every connection another port.
+- So no node can bring a stranger's address into a plan. If the coordinator does not see the callers' addresses (behind
+  a proxy), no node is punchable.
+- Only one node per IP address is punchable: two of them would have to connect inside their network.
+- Punching is measured: both sides report how it went. A node for which most reports are failures is not punchable,
+  until these reports are `VERSIONS_KEPT` versions old. Each node has one report about another: a node that fails with
+  everybody makes no other node unpunchable.
+- The reports are those of nodes that are alive: after a restart of the coordinator nodes send them again with their
+  next request for a plan.
 """
 
 import ipaddress

@@ -34,6 +34,7 @@ RoundArgument = Annotated[
 ]
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage."
+OPEN_EXIT_CODES = "Exit codes: 0 done, 1 no agent is running or it has no page, 2 wrong usage."
 LIMITS_EXIT_CODES = "Exit codes: 0 done, also without a running agent; 1 failed, 2 wrong usage."
 
 
@@ -223,28 +224,6 @@ def _show(snapshot: dict[str, Any], as_json: bool) -> None:
     typer.echo(json.dumps(snapshot) if as_json else "\n".join(status_lines.of_status(snapshot)))
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add these commands to the program."""
-    for command, example, then in (
-        (status, "swarm-node status", "`why` explains single leases, `earnings` shows your credit."),
-        (pause, "swarm-node pause", "`resume` continues; `leave` stops the agent."),
-        (snooze, "swarm-node snooze 60 --card 1", "`resume` continues earlier; `status` shows until when it rests."),
-        (resume, "swarm-node resume", "`status` shows whether the limits allow work now."),
-        (finish, "swarm-node finish", "run `resume` before the agent stops to cancel this."),
-        (leave, "swarm-node leave", "run `join` to continue with the same key and earnings."),
-        (
-            limits,
-            "swarm-node limits --hours 22:00-07:00 --upload-gb 200",
-            "`status` shows when a limit prevents work.",
-        ),
-    ):
-        codes = LIMITS_EXIT_CODES if command is limits else EXIT_CODES
-        app.command(epilog=lesson(example, then, codes))(command)
-
-
-EXIT_CODES = "Exit codes: 0 done, 1 no agent is running or it has no page, 2 wrong usage."
-
-
 def open_page(
     home: Home = DEFAULT_HOME,
     browser: Annotated[bool, typer.Option(help="Open a browser; with --no-browser only print the address.")] = True,
@@ -296,3 +275,24 @@ def may_start_browser(environment: Mapping[str, str], platform: str, *, is_root:
     """Return True on a desktop: elsewhere a browser for terminals would start; root's browser would be a risk."""
     has_display = any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME", "BROWSER"))
     return not is_root and (platform in ("darwin", "win32") or has_display)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    for command, example, then in (
+        (status, "swarm-node status", "`why` explains single leases, `earnings` shows your credit."),
+        (pause, "swarm-node pause", "`resume` continues; `leave` stops the agent."),
+        (snooze, "swarm-node snooze 60 --card 1", "`resume` continues earlier; `status` shows until when it rests."),
+        (resume, "swarm-node resume", "`status` shows whether the limits allow work now."),
+        (finish, "swarm-node finish", "run `resume` before the agent stops to cancel this."),
+        (leave, "swarm-node leave", "run `join` to continue with the same key and earnings."),
+        (
+            limits,
+            "swarm-node limits --hours 22:00-07:00 --upload-gb 200",
+            "`status` shows when a limit prevents work.",
+        ),
+    ):
+        codes = LIMITS_EXIT_CODES if command is limits else EXIT_CODES
+        app.command(epilog=lesson(example, then, codes))(command)
+    then = "`status --json` has the same figures for scripts, and the page has them at status.json."
+    app.command("open", epilog=lesson("swarm-node open", then, OPEN_EXIT_CODES))(open_page)

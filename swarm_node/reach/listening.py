@@ -1,4 +1,4 @@
-"""The default address on which a member listens for other nodes.
+"""Listening for other nodes: the default address, and the addresses at which this node can be dialled.
 
 - If the coordinator is on another machine, so are the other nodes: every interface, IPv4 and IPv6. If the coordinator
   has a loopback address, all nodes are on this machine: loopback, and any free port.
@@ -6,6 +6,8 @@
   taken it is any other: a node that cannot be dialled is better than none.
 - libp2p shares its port with other sockets that allow it (SO_REUSEPORT), so a port may only seem free. A node therefore
   also binds the UDP port of the same number on loopback, exclusively, as long as it runs.
+- Addresses that the owner sets replace the listening addresses; the router's address is added in both cases.
+- The coordinator reports whether others can connect (`FetchPlan.dialled`), from the receipts of nodes that tried.
 """
 
 import ipaddress

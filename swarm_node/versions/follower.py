@@ -8,6 +8,8 @@
 - While a version does not fit on the disk, `trouble` reports it.
 - The folder of a version in use is kept, however many versions arrive meanwhile (`hold_versions`).
 - Trust ends with its signed timestamp: a coordinator that only stops publishing statements also stops work.
+- `Milestones` are the stages that the last versions have passed here. Each is passed once, and reported with its age,
+  since this machine's clock may be wrong, until a coordinator that knows the version has answered a heartbeat.
 """
 
 import logging

@@ -25,10 +25,8 @@ ONE_PER_SUBJECT = ("coordinator/api/", "swarm_node/commands/")
 """Folders whose modules are one for each caller or command, however short."""
 
 FRAGMENTS = {
-    "coordinator/environments/games/episodes.py": "problems and a class, as each module with an environment has them",
     "coordinator/service/agent_sessions.py": "a machine of its own, with time as an argument",
     "coordinator/tasks/group_play.py": "one turn of a group, without the service that asks for it",
-    "coordinator/endpoint/sample_stream.py": "one sample that grows, pure, apart from the requests that read it",
     "coordinator/environments/verifiers_harness.py": "a program of verifiers, which imports it by name",
     "coordinator/learner/embedded.py": "torch, apart from the text of the policy, which is read without it",
     "coordinator/learner/rounding.py": "arithmetic alone, which says why it is not that of torch",
@@ -40,7 +38,6 @@ FRAGMENTS = {
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/service/turn_watch.py": "one kind of waiting, as idle_nodes and query_watch beside it",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
-    "coordinator/transactions/rails/files.py": "writes what each rail's module returns",
     "protocol/wire/generation.py": "the one number that changes with the protocol",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
     "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",

@@ -3,7 +3,7 @@
 - `send` pays a batch and returns the payment's reference. It is called again after every failure and crash, so it must
   find out whether it has paid this batch before: the batch's `key` is the idempotency key for that.
 - `status` returns the status of a reference.
-- A person pays the batches of some rails, by a file that `files` writes, and `manual` trusts the reference.
+- A person pays the batches of some rails, by a file that `files` writes, and `Manual` trusts the reference.
 - A plug-in is named in `payouts.rail` as `module:function`; the function builds the rail from the `payouts` settings.
 """
 

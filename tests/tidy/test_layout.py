@@ -32,7 +32,6 @@ FRAGMENTS = {
     "coordinator/learner/rounding.py": "arithmetic alone, which says why it is not that of torch",
     "coordinator/learner/state_root.py": "the specification of a state's root, which the log relies on",
     "coordinator/pages/feed.py": "one page per module",
-    "coordinator/learner/tracked_settings.py": "what leaves the machine as settings, apart from the boards it goes to",
     "coordinator/pages/usage.py": "one page per module",
     "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",

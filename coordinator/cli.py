@@ -15,7 +15,7 @@ import typer
 from coordinator.commands.options import EXIT_CODES, CommandEntry, ConfigFile, SectionedGroup, Settings
 from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
 from protocol.start import quick_imports
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.log_lines import VARIABLE
 from protocol.text.plain import counted
 

@@ -31,7 +31,7 @@ from protocol.errors import MalformedMessage, MetadataExpired, NotWitnessed, Pro
 from protocol.ids import Hex64, NodeId
 from protocol.people.names import skeleton
 from protocol.policy.description import Fact, Passage, Title, require_visible_line
-from protocol.text.visible import visible
+from protocol.text.plain import visible
 from protocol.wire.message import Message
 from protocol.wire.signed_json import check_signed, read_object, sign_json
 from protocol.wire.signing import NodeKey

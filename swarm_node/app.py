@@ -43,7 +43,7 @@ from swarm_node.owner.control_server import listening
 from swarm_node.owner.notify import OwnerNotifier
 from swarm_node.owner.page.server import PageSources, serving_page
 from swarm_node.owner.snapshot import ANSWER_TEXT_MAX_CHARS, Agent, AgentSnapshot
-from swarm_node.work.engine_turn import EngineTurn, EngineTurns
+from swarm_node.work.engine_turn import EngineTurn, EngineTurns, RoundPay, order_by_pay
 from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.lease_offers import LeaseOffers
@@ -54,7 +54,6 @@ from swarm_node.work.pulse import Pulse
 from swarm_node.work.rejections import FOLDER, Rejections
 from swarm_node.work.rollout_writer import RolloutWriter
 from swarm_node.work.round_engine import RoundEngine
-from swarm_node.work.round_order import RoundPay, order_by_pay
 from swarm_node.work.sender import Sender
 from swarm_node.work.verdicts import VerdictRecorder
 from swarm_node.work.worker import Worker

@@ -12,12 +12,10 @@ import typer
 
 from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
 from protocol.start import quick_imports
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson, with_option_groups
 from protocol.text.log_lines import VARIABLE
-from protocol.text.option_groups import with_option_groups
 from swarm_node.base import disk, logs
 from swarm_node.commands import agent, appeal, audit_learner, doctor, join, keys, ledger, rounds
-from swarm_node.commands import open as open_command
 from swarm_node.commands.options import DEFAULT_HOME, EngineChoice, Home, JoinText, NodeCommands
 
 app = typer.Typer(
@@ -60,14 +58,6 @@ app.command(
     )
 )(doctor.doctor)
 agent.add_to(app)
-app.command(
-    "open",
-    epilog=lesson(
-        "swarm-node open",
-        "`status --json` has the same figures for scripts, and the page has them at status.json.",
-        open_command.EXIT_CODES,
-    ),
-)(open_command.open_page)
 app.command(
     epilog=lesson(
         "swarm-node move --best earnings",

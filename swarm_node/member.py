@@ -46,8 +46,8 @@ from swarm_node.p2p.fetch import ChunkMemory
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.reach import listening
+from swarm_node.reach.listening import Reachability
 from swarm_node.reach.mapping import PortMapper
-from swarm_node.reach.state import Reachability
 from swarm_node.versions.broadcast_plans import BroadcastPlans
 from swarm_node.versions.fetcher import VersionFetcher
 from swarm_node.versions.follower import PolicyFollower

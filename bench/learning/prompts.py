@@ -9,8 +9,7 @@ from coordinator.rules.prompt_refs import PromptRef
 from coordinator.rules.selection import SelectionRules
 from coordinator.store import tables
 from coordinator.transactions import curriculum
-from coordinator.transactions.curriculum import Prompt
-from coordinator.transactions.prompts import source_of
+from coordinator.transactions.curriculum import Prompt, source_of
 
 
 class Prompts:

@@ -25,7 +25,7 @@ from coordinator.transactions import witnesses
 from ledger.listing import LIFETIME_MS, ListedModel, ListedPrices, Listing
 from protocol import limits
 from protocol.errors import ConfigInvalid
-from protocol.text.visible import visible
+from protocol.text.plain import visible
 from protocol.wire.signed_json import canonical_json
 from protocol.wire.signing import to_sign
 

@@ -24,7 +24,7 @@ from protocol.errors import ERRORS
 from protocol.people import owner
 from protocol.policy.origin import OriginList
 from protocol.wire.message import Message
-from protocol.work import appeal, auditing, learning, messages, probe
+from protocol.work import appeal, auditing, learning, messages
 
 Kind = type[Message]
 Routes = Sequence[web.AbstractRouteDef]
@@ -45,7 +45,7 @@ SIGNED: dict[str, tuple[Kind, Kind]] = {
     "/v1/verdicts": (auditing.Why, auditing.Explanations),
     "/v1/earnings": (owner.EarningsRequest, owner.Earnings),
     "/v1/payouts": (payout_proof.PayoutRequest, payout_proof.PayoutReply),
-    "/v1/probe/dial": (probe.Dial, probe.Dialled),
+    "/v1/probe/dial": (messages.Dial, messages.Dialled),
 }
 """Signed messages of nodes, and the replies to them, by path."""
 
@@ -64,7 +64,7 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/auditor/hold": (auditing.HoldCases, None),
     "/v1/auditor/verdicts": (auditing.Verdicts, None),
     "/v1/origins": (None, OriginList),
-    "/v1/probe/upload": (None, probe.Uploaded),
+    "/v1/probe/upload": (None, messages.Uploaded),
     "/v1/appeals": (None, appeal.AppealReply),
     "/v1/training/batches/{number}": (None, learning.KeptBatch),
     "/v1/receipts": (proof.ReceiptsRequest, proof.LedgerReceipts),

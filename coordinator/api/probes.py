@@ -18,7 +18,7 @@ from coordinator.api.http import act, pieces, reply
 from protocol import limits
 from protocol.errors import Overloaded
 from protocol.ids import NodeId
-from protocol.work.probe import DIAL_S, Dial, Dialled, Uploaded
+from protocol.work.messages import DIAL_S, Dial, Dialled, Uploaded
 
 routes = web.RouteTableDef()
 

@@ -30,7 +30,7 @@ from coordinator.pages import words
 from coordinator.pages.board import BoardFigures
 from coordinator.reports.history import DAY_MS
 from coordinator.reports.ranking import HALF_LIFE_MS, RankingLine
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 
 routes = web.RouteTableDef()
 

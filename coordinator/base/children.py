@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from protocol.text.visible import visible
+from protocol.text.plain import visible
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@
 import unicodedata
 
 from protocol.limits import NAME_MARKS_MAX
-from protocol.text.visible import BLANK, MARKS, UNREADABLE
+from protocol.text.plain import BLANK, MARKS, UNREADABLE
 
 GUTTER = "  | "
 NARROWEST = 20

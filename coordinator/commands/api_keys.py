@@ -15,7 +15,7 @@ from coordinator.config import load
 from coordinator.pages.words import ago, line
 from protocol import limits
 from protocol.errors import ConfigInvalid
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.plain import counted
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from coordinator.commands.nodes import when
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import Unreachable
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.money import Unit
 from protocol.text.plain import counted
 

@@ -20,7 +20,7 @@ from coordinator.commands.nodes import when
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import AuditFailed, ConfigInvalid, ProofInvalid, SwarmError
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.money import Unit
 from protocol.text.plain import counted, one_line
 from protocol.work.lease import is_exact

@@ -9,7 +9,7 @@ import typer
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import fixed, load, manual
 from protocol.errors import ConfigInvalid
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.plain import counted
 
 app = typer.Typer(help="Check and explain a round's settings.", no_args_is_help=True, add_completion=False)

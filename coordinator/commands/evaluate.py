@@ -17,7 +17,7 @@ from coordinator.commands.asking import opened_store, run_in_store
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import ConfigInvalid, NotFound, Unreachable
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.plain import counted
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import load
 from coordinator.pages.words import line
 from protocol.errors import ConfigInvalid
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.money import MICROS
 from protocol.text.plain import counted
 

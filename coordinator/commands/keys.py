@@ -13,7 +13,7 @@ import typer
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import fixed, load
 from protocol.errors import ConfigInvalid
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 
 if TYPE_CHECKING:
     from coordinator.publishing.role_keys import RoleKeys

@@ -19,7 +19,7 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import Config, load
 from coordinator.pages.words import line, readable
 from protocol.errors import Unreachable
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.money import Unit
 from protocol.text.plain import counted
 

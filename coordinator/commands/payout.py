@@ -19,9 +19,9 @@ import typer
 from coordinator.commands.asking import launched, opened_store, require_round
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
-from coordinator.config.rail_units import RailUnit, find_rail_unit, payable_units
+from coordinator.config.money import RailUnit, find_rail_unit, payable_units
 from protocol.errors import ConfigInvalid, PayoutFailed
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.plain import counted
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 
 from coordinator.commands.options import AsJson, Settings
 from protocol.errors import NotFound, SwarmError, Unreachable
-from protocol.text.option_groups import with_option_groups
+from protocol.text.commands import with_option_groups
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

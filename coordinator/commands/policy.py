@@ -18,7 +18,7 @@ import typer
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, OutOfOrder
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.plain import counted
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from coordinator.store.tables import leases, nodes, rollouts
 from coordinator.tasks.task_text import policy_bounds
 from coordinator.transactions import batches, policy_versions, reward_columns, scoring
 from protocol.errors import ConfigInvalid
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 from protocol.policy.codec import PolicyCodec
 from protocol.tasks import Reward
 from protocol.work.learning import TrainingGroup

@@ -22,8 +22,8 @@ from coordinator.config import Config, fixed, load
 from coordinator.pages.words import readable
 from protocol.errors import ConfigInvalid
 from protocol.limits import NAME_MAX_CHARS
-from protocol.text.lesson import lesson
-from protocol.text.visible import visible
+from protocol.text.commands import lesson
+from protocol.text.plain import visible
 
 if TYPE_CHECKING:
     from coordinator.commands.sample_records import SampleFilter, Shown

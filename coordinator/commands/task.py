@@ -16,7 +16,7 @@ from coordinator.tasks.judge_store import JudgeBudget, JudgeStore
 from coordinator.tasks.kinds import ENVIRONMENTS, SHIPPED
 from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.plain import counted
 
 app = typer.Typer(help="List tasks, check one, and add to a judge's budget.", no_args_is_help=True)

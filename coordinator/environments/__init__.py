@@ -1,7 +1,6 @@
 """Environments: what the policy reads after each of its turns, and the reward at the end of an episode."""
 
 __all__ = [
-    "games.catalogue",
     "games.episodes",
     "games.game",
     "games.limit_poker",

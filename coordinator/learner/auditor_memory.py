@@ -19,7 +19,7 @@ import torch
 from coordinator.audit.rounding import PRECISIONS
 from coordinator.audit.scorer import BLOCK, HEAD_LOGITS_MAX
 from coordinator.config import Config
-from coordinator.learner.simulated import MEASURED_LAYERS, SimulatedModel
+from coordinator.learner.simulated import MEASURED_LAYERS, PhasedNeed, SimulatedModel
 from coordinator.model.batch import Tensors
 from coordinator.model.forward import predict
 from coordinator.model.head import Head
@@ -32,26 +32,15 @@ ROUNDED_BYTES = 2
 """Bytes of a number in 16 bits."""
 
 
-@dataclass(frozen=True)
-class AuditorNeed:
-    """The bytes that an auditor needs."""
+@dataclass(frozen=True, kw_only=True)
+class AuditorNeed(PhasedNeed):
+    """The bytes that an auditor needs; phases are those of tensors on its device."""
 
     device: str
     dtype: str
     parameters: int
-    phases: dict[str, int]
-    """Bytes of tensors by phase, on its device."""
     loaded_bytes: int
     """Bytes of one version."""
-
-    @property
-    def worst(self) -> str:
-        """Return the phase that needs the most memory."""
-        return max(self.phases, key=lambda name: self.phases[name])
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.phases[self.worst]
 
     @property
     def on_card(self) -> bool:
@@ -74,6 +63,7 @@ class SimulatedReplay(SimulatedModel):
 
     def __init__(self, described: Any) -> None:
         super().__init__(described, narrow=True)
+        self.self_check_bytes = self.choose_attention()  # first: all else is measured with it
 
     def replayed(self, data: Tensors, *, on_card: bool) -> int:
         """Return the peak of one pass over `data`; layers add no memory, since nothing is kept for a gradient."""
@@ -104,14 +94,19 @@ def auditor_need(config: Config, described: Any, fullest: Tensors, *, device: st
     """Return the bytes that the round's auditor needs for its `fullest` pass, or one on another `device`."""
     place = device or config.audit.device
     model = SimulatedReplay(described)
-    check = model.self_check
     replay = model.replayed(fullest, on_card=place != "cpu")
     versions = limits.AUDITOR_VERSIONS_MAX * model.weights_bytes
     largest = max(weight.nbytes for weight in model.model.parameters())
-    phases = {"load": versions + largest, "self-check": versions + check, "replay": versions + replay}
+    phases = {"load": versions + largest, "self-check": versions + model.self_check_bytes, "replay": versions + replay}
     if measures_rounding(config.audit.classes):
         phases["rounding"] = phases["replay"] + ROUNDED_BYTES * model.parameters
-    return AuditorNeed(place, config.audit.dtype, model.parameters, phases, model.weights_bytes)
+    return AuditorNeed(
+        device=place,
+        dtype=config.audit.dtype,
+        parameters=model.parameters,
+        phases=phases,
+        loaded_bytes=model.weights_bytes,
+    )
 
 
 def measures_rounding(classes: Sequence[str]) -> bool:

@@ -28,7 +28,7 @@ from coordinator.learner import start
 from coordinator.learner.auditor_memory import PROCESS_BYTES, AuditorNeed, auditor_need
 from coordinator.learner.optimizer import COPIES_BYTES
 from coordinator.learner.settings import TrainSettings, train_settings
-from coordinator.learner.simulated import MEASURED_LAYERS, SimulatedPolicy
+from coordinator.learner.simulated import MEASURED_LAYERS, PhasedNeed, SimulatedPolicy
 from coordinator.model.batch import Tensors
 from coordinator.model.forward import require_supported
 from protocol import limits
@@ -104,28 +104,17 @@ class LargestBatch:
         return self.groups * (self.prompt + self.samples * settings.max_completion_length)
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """The bytes that one way to train needs."""
+@dataclass(frozen=True, kw_only=True)
+class Footprint(PhasedNeed):
+    """The bytes that one way to train needs; phases are those on each card."""
 
     ranks: int
     parameters: int
     trained: int
     """Numbers that the optimizer changes."""
-    phases: dict[str, int]
-    """Bytes by phase, on each card."""
     host_bytes: int
     """Bytes of the machine's memory that all ranks need; on the CPU, they compute in it."""
     disk_bytes: int
-
-    @property
-    def worst(self) -> str:
-        """Return the phase that needs the most memory."""
-        return max(self.phases, key=lambda name: self.phases[name])
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.phases[self.worst]
 
 
 class Simulations:
@@ -254,7 +243,7 @@ class Estimate:
         held = weights + reference + (0 if offloads else moments)
         phases = {
             "load": weights + reference + (0 if lora else ceil(self._largest / ranks)),
-            "self-check": weights + reference + self._computed(self._policy.self_check, ranks),
+            "self-check": weights + reference + self._computed(self._policy.self_check_bytes, ranks),
             "forward and backward": held + self._learned(own, ranks),
             "optimizer step": held + own + self._changed,
             "publication": held + self._written * (1 if ranks == 1 else 2),

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from coordinator.config import Config
-from coordinator.environments.games.catalogue import GAMES, open_game
-from coordinator.environments.games.episodes import seed_of
+from coordinator.environments.games.episodes import GAMES, open_game, seed_of
 from coordinator.environments.games.game import Game
 from coordinator.environments.games.limit_poker import SPOKEN, LimitPoker, transcript
 from coordinator.environments.games.poker_solver import exploitability, situations

@@ -13,6 +13,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +45,23 @@ from swarm_exact.merging import nearest
 
 MEASURED_LAYERS = (6, 3)
 """The layers that are measured if all are alike: the difference is the memory of three layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasedNeed:
+    """The memory that a program needs in each of its phases."""
+
+    phases: dict[str, int]
+    """Bytes by phase, on one device."""
+
+    @property
+    def worst(self) -> str:
+        """Return the phase that needs the most memory."""
+        return max(self.phases, key=lambda name: self.phases[name])
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.phases[self.worst]
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it unannotated
@@ -91,20 +109,15 @@ class SimulatedModel:
         self.is_uniform = self._layers_are_alike()
         self._all_layers = self.layers
 
-    @cached_property
-    def self_check(self) -> int:
-        """Return the peak of a comparison of packing with each sample alone; it chooses packing if that works."""
-        if self.is_uniform:
-            self.cut(MEASURED_LAYERS[1])
-        return self._choose_attention()
-
     @property
     def trained(self) -> list[torch.Tensor]:
         """Return the weights that an optimizer changes: none, unless the model is a learner's."""
         return []
 
-    def _choose_attention(self) -> int:
-        """Choose packing if the model supports it; return the peak of the test."""
+    def choose_attention(self) -> int:
+        """Choose packing if the model supports it; return the peak of the self-check, which compares samples alone."""
+        if self.is_uniform:
+            self.cut(MEASURED_LAYERS[1])
         usual = self.model.config._attn_implementation
         try:
             self.model.set_attn_implementation(IMPLEMENTATION)
@@ -174,7 +187,7 @@ class SimulatedPolicy(SimulatedModel):
                 else None
             )
         self.trained_bytes: int = sum(weight.nbytes for weight in self.trained)
-        self.self_check  # noqa: B018  # chooses the attention with which all else is measured
+        self.self_check_bytes = self.choose_attention()  # first: all else is measured with it
 
     @property
     def trained(self) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import Config, ModelSection, manual
-from coordinator.environments.games.catalogue import GAMES, open_game
+from coordinator.environments.games.episodes import GAMES, open_game
 from coordinator.learner.embedded_text import text_files
 from protocol import limits
 from protocol.errors import ConfigInvalid

@@ -10,7 +10,7 @@ from coordinator.pages.pictures import Contribution, portrait
 from coordinator.pages.site import Site
 from coordinator.reports.earning_rates import OwnerPayouts, RoundPayouts
 from coordinator.reports.ranking import RankingLine
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 from protocol.text.html import Markup, el
 from protocol.text.money import MICROS, EarningPace, Unit, next_payout, pace_text
 

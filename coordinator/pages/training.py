@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from coordinator.pages import charts, metric_words, samples, tree, words
+from coordinator.pages import charts, measured, metric_words, tree, words
 from coordinator.pages.layout import Column, Screen, document, facts, live, node_link, strip, table
 from coordinator.pages.measured import quality
 from coordinator.pages.site import Site
@@ -199,7 +199,7 @@ def render(figures: Training) -> str:
                                              empty=without_evaluations(status)),
              heading="Evaluations"),
         suite_section(figures.suites),
-        samples.section(figures.samples),
+        measured.samples_section(figures.samples),
         live("health", _health(figures), heading="Is it healthy?",
              lead="Answers come from slightly older versions. They must stay close enough to learn from."),
         live("pace", _pace(figures), heading="Is the swarm fast?",

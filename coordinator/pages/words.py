@@ -8,12 +8,10 @@ from datetime import UTC, datetime
 from math import isfinite
 
 from protocol.limits import NAME_MAX_CHARS
-from protocol.people.names import with_id
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname, with_id
 from protocol.text.html import Markup, el
 from protocol.text.money import Unit
-from protocol.text.plain import plural
-from protocol.text.visible import visible
+from protocol.text.plain import plural, visible
 
 LINE_MAX = 300
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.store.payout_tables import payees, payout_batches
-from coordinator.store.tables import nodes
+from coordinator.store.tables import nodes, payees, payout_batches
 from coordinator.transactions.payouts import BatchState
 from ledger import store
 from ledger.tables import claims_table, entries_table

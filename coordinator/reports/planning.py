@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from coordinator.config.modes import ModeName
+from coordinator.config.round import ModeName
 from coordinator.rules.capacity import OVERLAP, VISIBLE, PoolLoad, least_staleness, staleness_bound
 from coordinator.rules.topology import NodeLinks, fluid_bound_s
 from protocol.text.plain import counted

@@ -28,8 +28,8 @@ from ledger.tables import claims_table, entries_table
 from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
 from protocol.people import names
-from protocol.people.nicknames import nickname
-from protocol.text.visible import visible
+from protocol.people.names import nickname
+from protocol.text.plain import visible
 
 HALF_LIFE_MS = 7 * DAY_MS
 HOUR_MS = DAY_MS // 24

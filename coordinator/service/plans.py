@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from coordinator.rules import topology
 from coordinator.rules.topology import SOURCE, NodeLinks, Topology
 from coordinator.transactions.feeders import Feeders
-from coordinator.transactions.hole_punching import Punching
+from coordinator.transactions.links import Punching
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId

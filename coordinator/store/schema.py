@@ -1,7 +1,6 @@
 """The schema of a store and that of this software: a number in the store, checked whenever it is opened.
 
-- An empty store gets the present tables (`tables` and `payout_tables` beside this, `ledger.tables`) and the number
-  `SCHEMA`.
+- An empty store gets the present tables (`tables` beside this, `ledger.tables`) and the number `SCHEMA`.
 - An older store is refused with the command that upgrades it. A newer one is refused, too, since its data could be
   misread. Opening a store never changes an existing one.
 - The number is stored where Alembic keeps it. The steps from one number to the next are in `migrations`.
@@ -9,7 +8,7 @@
 
 import sqlalchemy as sa
 
-from coordinator.store import payout_tables, tables
+from coordinator.store import tables
 from ledger import store
 from protocol.errors import ConfigInvalid
 
@@ -44,7 +43,6 @@ def open_store(connection: sa.Connection) -> None:
     there = stored_number(connection)
     if there is None:
         tables.metadata.create_all(connection)
-        payout_tables.metadata.create_all(connection)
         store.create(connection)
         stamp.create(connection, checkfirst=True)
         connection.execute(sa.insert(stamp).values(version_num=numbered(SCHEMA)))

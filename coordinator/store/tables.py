@@ -526,3 +526,25 @@ QUERY_WAITS = sa.exists().where(
 def is_for_training(group_no: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Return the condition that the group is made for the learner: `coordinator.rules.lifecycle` has it in Python."""
     return group_no >= 0
+
+
+# Payout batches, their states, and their payees with amounts.
+payout_batches = sa.Table(
+    "payout_batches",
+    metadata,
+    sa.Column("batch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("rail", sa.String, nullable=False),
+    sa.Column("reference", sa.String, nullable=True, unique=True),
+    sa.Column("checkpoint_size", sa.BigInteger, nullable=False),
+    sa.Column("made_ms", sa.BigInteger, nullable=False),
+)
+payees = sa.Table(
+    "payees",
+    metadata,
+    sa.Column("batch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("owner", sa.String, nullable=False),
+    sa.Column("address", sa.String, nullable=False),
+    sa.Column("amount_micros", sa.BigInteger, nullable=False),
+)

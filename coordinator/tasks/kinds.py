@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import Config
-from coordinator.environments.games.catalogue import GAMES, described
+from coordinator.environments.games.episodes import GAMES, described
 from coordinator.tasks.sandbox import Sandbox
 from coordinator.tasks.task_process import TaskProcessSpec
 from protocol.errors import ConfigInvalid, UnknownTask

@@ -3,29 +3,155 @@
 - Every issue has a place and a next step; an `error` would waste money, a `warning` may be intended.
 - Rewards are tested as the round would run them: in processes, within their limits, on real problems, with completions
   that are the answer, another problem's answer, an empty text, and nonsense.
+- Environments are tested by a scripted policy, which plays three problems twice. The samples of a group say the answer
+  at each turn (or `yes`), nothing, `1`, and nonsense. What they read and earn must be the same again in a fresh
+  process: after a crash, episodes are played again.
+- The first sample of each problem is shown as it was played: what was read, what was said, and how many tokens that is.
 - All files are written to a temporary folder.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any, Literal
 
 from coordinator.config import Config
+from coordinator.environments.host import TurnQuestion
+from coordinator.environments.interface import Observation
 from coordinator.tasks import importing, kinds, sandbox
 from coordinator.tasks.chat import PLAIN_CHAT, Chat
-from coordinator.tasks.episode_check import Severity, check_episodes
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.kinds import MATH, functions_of, process_spec
 from coordinator.tasks.prompt_room import prompt_too_long
 from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.task import open_task
 from coordinator.tasks.task_pool import TaskPool
+from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.errors import ConfigInvalid, SwarmError, VerifierDown, VerifierFailed
 from protocol.tasks import Judging, Problem, Reward, Task
+from protocol.work.rollout import unpack_tokens
+
+PLAYED = 3
+"""Problems that are played."""
+
+SAID_NONSENSE = "\u4e2d lorem <|im_end|> 42"
+SHOWN_MAX_CHARS = 160
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass
+class ScriptedEpisode:
+    """A sample's turns, what it read after each, and its reward."""
+
+    say: str
+    turns: list[str] = field(default_factory=list)
+    read: list[Observation | None] = field(default_factory=list)
+    reward: Reward | None = None
+
+
+@dataclass(frozen=True)
+class EpisodeFindings:
+    """The result of the check: what was found, if anything, and the transcripts."""
+
+    code: str = ""
+    message: str = ""
+    next_step: str = ""
+    transcripts: tuple[str, ...] = ()
+    severity: Severity = "error"
+
+
+async def check_episodes(
+    config: Config, spec: TaskProcessSpec, task: Task, read_file: ReadFile | None = None
+) -> EpisodeFindings:
+    """Play the first problems twice, and return what was found."""
+    problems = [task.problem(number) for number in range(PLAYED)]
+    try:
+        first = [await _played(spec, config.episode.turns_max, problem) for problem in problems]
+        second = [await _played(spec, config.episode.turns_max, problem) for problem in problems]
+    except VerifierDown as error:
+        return EpisodeFindings(
+            "not_loadable", error.message, error.hint or "Check that the file can import all its modules here."
+        )
+    except VerifierFailed as error:
+        return EpisodeFindings(
+            "environment_failed", error.detail, "Fix the environment: such groups would be paid, and not trained on."
+        )
+    shown = tuple(map(_shower(config, read_file), problems, first))
+    if first != second:
+        text = "The same turns are answered or rewarded differently when an episode is played again."
+        return EpisodeFindings("not_deterministic", text, "Take all chance from the problem, such as a seed.", shown)
+    played = [episode for episodes in first for episode in episodes]
+    if len(scores := {episode.reward.score for episode in played if episode.reward}) == 1:
+        text = f"All {len(played)} episodes of the scripted policy earn {scores.pop():g}."
+        check = "Check by hand that one that is played well earns more: the policy learns nothing from equal rewards."
+        return EpisodeFindings("constant", text, check, shown, "warning")
+    return EpisodeFindings(transcripts=shown)
+
+
+async def _played(spec: TaskProcessSpec, turns_max: int, problem: Problem) -> list[ScriptedEpisode]:
+    """Play one problem in a fresh process."""
+    episodes = [ScriptedEpisode(say) for say in (problem.answer or "yes", "", "1", SAID_NONSENSE)]
+    pool = TaskPool(spec)
+    try:
+        for number in range(1, turns_max + 1):
+            for episode in episodes:
+                if episode.reward is None:
+                    episode.turns.append(episode.say)
+            running = [None if episode.reward else episode.turns for episode in episodes]
+            if not any(running):
+                break
+            asked = TurnQuestion("check", problem, running, [number == turns_max] * len(episodes))
+            for episode, answer in zip(episodes, await pool.play(asked), strict=True):
+                if answer is not None:
+                    episode.read += answer.read
+                    episode.reward = answer.reward
+    finally:
+        await pool.close()
+    return episodes
+
+
+def _shower(config: Config, read_file: ReadFile | None) -> Callable[[Problem, list[ScriptedEpisode]], str]:
+    """Return the function that shows a transcript, with numbers of tokens if the model's tokenizer is at hand."""
+    if read_file is None:
+        return lambda problem, episodes: _shown(problem, episodes[0], None, frozenset())
+    coder = Coder(read_file, Chat.from_config(config.data))
+    named = json.loads(read_file("config.json")).get("eos_token_id")
+    ends = frozenset(named if isinstance(named, list) else [named] if named is not None else [])
+    return lambda problem, episodes: _shown(problem, episodes[0], coder, ends)
+
+
+def _shown(problem: Problem, episode: ScriptedEpisode, coder: Coder | None, ends: frozenset[int]) -> str:
+    asked = problem.prompt if isinstance(problem.prompt, str) else [message._asdict() for message in problem.prompt]
+    opening = coder.encode(problem.prompt, problem.columns.get("tools") or ()) if coder else None
+    lines = [_line("reads", asked, opening)]
+    for turn, read in zip(episode.turns, episode.read, strict=True):
+        said = [*coder.codec.encode(turn), *sorted(ends)[:1]] if coder else None
+        lines.append(_line("policy", turn, said))
+        if read is not None:
+            lines.append(_line("reads", read, _tokens(coder, problem, read, said or [0], ends) if coder else None))
+    assert episode.reward is not None
+    parts = "".join(f", {name} {value:g}" for name, value in episode.reward.components.items())
+    return "\n".join([*lines, f"  reward  {episode.reward.score:g}{parts}"])
+
+
+def _tokens(
+    coder: Coder, problem: Problem, read: Observation, turn: Sequence[int], ends: frozenset[int]
+) -> Sequence[int]:
+    return [*map(int, unpack_tokens(coder.observed(problem, read, turn, ends)))]
+
+
+def _line(who: str, said: Any, tokens: Sequence[int] | None) -> str:
+    """Show a piece of a transcript: only what the policy says is sampled, paid and trained on."""
+    text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+    short = text if len(text) <= SHOWN_MAX_CHARS else f"{text[:SHOWN_MAX_CHARS]}…"
+    count = "" if tokens is None else f"{len(tokens):5} {'sampled' if who == 'policy' else 'given'} tokens  "
+    return f"  {who:7} {count}{short!r}"
+
 
 TRIED = 12
 """The number of problems on which rewards are tested, from the train split and the held-out one."""

@@ -3,26 +3,81 @@
 - A key is shown once, when it is made. The store has only its digest.
 - Each open query reserves what its dearest answer costs, at least 1 micro-unit in a round that pays; when it ends, the
   key is charged what nodes were credited. So a key never spends more than its budget, which is a part of the round's.
-- The usage of a key is counted at the key and by day (`coordinator.transactions.key_days`), when an answer is accepted
-  or retracted: its queries are deleted some day.
 - If a caller leaves while nodes sample its query, the reservation stays until their leases end, and pays them if they
   answer: else whoever hangs up after each lease would spend the round's budget instead of the key's.
 - A revoked or expired key asks nothing more. Its open queries are answered and charged.
+- The usage of a key is counted at the key and by day, when an answer is accepted or retracted: its queries are deleted
+  some day. Both are written in one transaction, so the days of a key add up to its totals. Answers whose queries were
+  deleted before days were counted are in the totals alone.
+- A day is one of UTC, and has a row if a query of the key was answered on it. Rows are kept as long as their key, which
+  is for ever: ten years of daily use are 3,650. A refund is taken off the day of the answer, not of the audit: no day
+  has less than nothing.
 """
 
 import secrets
+from datetime import date
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import IS_OPEN, QUERY_OPEN, api_keys, leases, queries
-from coordinator.transactions import key_days
-from coordinator.transactions.key_days import KeyUsage
+from coordinator.store.tables import IS_OPEN, QUERY_OPEN, api_keys, key_days, leases, queries
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
 from protocol.policy import chunks
 from protocol.text.money import Unit
+
+DAY_MS = 86_400_000
+
+
+class KeyUsage(NamedTuple):
+    """Answered queries, the tokens of their prompts and of their answers, and what these cost."""
+
+    answered_queries: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    spent_micros: int = 0
+
+
+_which = (key_days.c.api_key == sa.bindparam("which", type_=sa.Integer)) & (
+    key_days.c.day == sa.bindparam("on", type_=sa.Integer)
+)
+_counted = (key_days.c.answered_queries, key_days.c.prompt_tokens, key_days.c.tokens, key_days.c.spent_micros)
+# Built once: making a statement costs more than running it, and the first one runs for every answer.
+_add = Prepared(
+    sa.update(key_days)
+    .where(_which)
+    .values({column: column + sa.bindparam(f"more_{column.name}", type_=column.type) for column in _counted})
+)
+_begin = Prepared(sa.insert(key_days))
+
+
+def record_day(connection: sa.Connection, api_key: int, usage: KeyUsage, answered_ms: int) -> None:
+    """Add to the usage of a key on the day of an answer; what is refunded is negative."""
+    day, more = answered_ms // DAY_MS, usage._asdict()
+    if not _add(connection, which=api_key, on=day, **{f"more_{name}": count for name, count in more.items()}).rowcount:
+        _begin(connection, api_key=api_key, day=day, **more)
+
+
+def list_days(
+    connection: sa.Connection, days: int = limits.USAGE_DAYS, *, api_key: int | None = None, now_ms: int
+) -> list[dict[str, Any]]:
+    """Return the usage of a key, or the sum of all, on each of the last `days` days that has any; the oldest is first.
+
+    The last day is today: it has not ended.
+    """
+    sums: list[Any] = [sa.func.sum(column).label(column.name) for column in _counted]
+    stmt = sa.select(key_days.c.day, *sums).where(key_days.c.day > now_ms // DAY_MS - days)
+    # The primary key finds the days of a named key, so those of all are named: the rows of all years are many.
+    named = key_days.c.api_key.in_(sa.select(api_keys.c.number)) if api_key is None else key_days.c.api_key == api_key
+    stmt = stmt.where(named)
+    rows = connection.execute(stmt.group_by(key_days.c.day).order_by(key_days.c.day))
+    return [{"day": _date(day), **KeyUsage(*map(int, counts))._asdict()} for day, *counts in rows]
+
+
+def _date(day: int) -> str:
+    return date.fromordinal(date(1970, 1, 1).toordinal() + day).isoformat()
+
 
 PREFIX = "es-"
 """The beginning of every key, so that scanners of leaked secrets find it."""
@@ -146,7 +201,7 @@ def usage_of(connection: sa.Connection, key: str, days: int = limits.USAGE_DAYS,
     names = ("name", "budget_micros", "spent_micros", "reserved_micros", "expires_ms")
     shown = {name: getattr(row, name) for name in (*names, "answered_queries", "tokens", "used_ms")}
     shown["open_queries"] = connection.execute(waiting).scalar_one()
-    shown["days"] = key_days.list_days(connection, days, api_key=row.number, now_ms=now_ms)
+    shown["days"] = list_days(connection, days, api_key=row.number, now_ms=now_ms)
     return _with_left(shown)
 
 
@@ -162,7 +217,7 @@ def list_keys_and_days(
     connection: sa.Connection, days: int = limits.USAGE_DAYS, *, now_ms: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Return all keys, and the sums of their usage on each of the last `days` days."""
-    return {"keys": list_keys(connection), "days": key_days.list_days(connection, days, now_ms=now_ms)}
+    return {"keys": list_keys(connection), "days": list_days(connection, days, now_ms=now_ms)}
 
 
 def days_of(
@@ -170,11 +225,11 @@ def days_of(
 ) -> list[dict[str, Any]]:
     """Return the usage of a key, or the sum of all for None, on each of the last `days` days."""
     if name is None:
-        return key_days.list_days(connection, days, now_ms=now_ms)
+        return list_days(connection, days, now_ms=now_ms)
     number = connection.execute(sa.select(api_keys.c.number).where(api_keys.c.name == name)).scalar()
     if number is None:
         raise NotFound(f"There is no key {name!r}.", hint="See `swarm-coordinator api-keys list`.")
-    return key_days.list_days(connection, days, api_key=number, now_ms=now_ms)
+    return list_days(connection, days, api_key=number, now_ms=now_ms)
 
 
 def _with_left(row: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +293,7 @@ def charge(
     """Charge a key for an answer, in the place of what was reserved for its query, and count it; or refund it."""
     spent, answered, tokens = usage.spent_micros, usage.answered_queries, usage.tokens
     _settle(connection, which=number, freed=reserved_micros, spent=spent, answered=answered, got=tokens)
-    key_days.record(connection, number, usage, answered_ms)
+    record_day(connection, number, usage, answered_ms)
 
 
 def release(connection: sa.Connection, number: int, reserved_micros: int) -> None:

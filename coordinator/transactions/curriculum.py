@@ -1,5 +1,8 @@
 """The curriculum: the problems that come next and the results of their groups, as effects.
 
+- The problem of a group is chosen once, when the group is made, and stored with it: it does not change with the group's
+  leases. A group of the learner's is about a problem of the train split; one of an evaluation, of another split. A
+  group may also be about a query of the endpoint, which is no problem of the task.
 - Without rules, group n is about place n of the train split. With them (`coordinator.rules.selection`), windows of
   places are read in order; the places chosen from one wait in the store until groups are made of them.
 - The results of a prompt are stored under its hash, and change with the acceptance or the reward that they follow from.
@@ -22,6 +25,18 @@ from coordinator.transactions import tally
 from ledger.prepared import Prepared
 from protocol.policy import chunks
 from protocol.work.rollout import pack_tokens
+
+# Built once: making a statement costs more than running it, and this one runs for every lease and every rollout.
+_source = Prepared(
+    sa.select(groups.c.split, groups.c.prompt.label("number")).where(groups.c.group_no == sa.bindparam("group")),
+    PromptRef,
+)
+
+
+def source_of(connection: sa.Connection, group_no: int) -> PromptRef:
+    """Return the reference of the problem that a group is about."""
+    return _source(connection, group=group_no).single_row()
+
 
 STANDS = Fact[dict[str, Any] | None]("curriculum", None)
 """The fact of the next place to read, the places that were chosen, and counts of all others."""

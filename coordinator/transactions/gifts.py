@@ -20,7 +20,7 @@ from ledger.entry import DEPOSITS_MAX_MICROS, GIFT, Deposit
 from ledger.tables import entries_table
 from protocol.errors import ConfigInvalid, NotFound
 from protocol.policy import chunks
-from protocol.text.visible import visible
+from protocol.text.plain import visible
 
 GIVER_MAX_CHARS = 80
 REFERENCE_MAX_CHARS = 100

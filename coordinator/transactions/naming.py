@@ -16,7 +16,7 @@ from coordinator.store.tables import nodes
 from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
 from protocol.people import names
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 
 _colleagues = sa.alias(nodes)
 _HAS_EARNED = sa.exists().where(_colleagues.c.owner == nodes.c.owner, _colleagues.c.earned).label("has_earned")

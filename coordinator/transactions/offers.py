@@ -30,7 +30,6 @@ from coordinator.transactions import (
     foresight,
     newcomers,
     partial_rollouts,
-    prompts,
     queries,
     registry,
     standings,
@@ -391,7 +390,7 @@ def _give(
                 turns.abandon(connection, group_no)
             if partials:
                 partial_rollouts.forget(connection, [partial.lease.lease_id for partial in partials])
-            source = prompts.source_of(connection, group_no)
+            source = curriculum.source_of(connection, group_no)
             if source.split == QUERY:
                 lease = queries.first_lease(
                     connection,

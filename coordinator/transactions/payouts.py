@@ -28,9 +28,8 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from coordinator.base.files import write_durably
-from coordinator.store.payout_tables import payees, payout_batches
 from coordinator.store.state import Database
-from coordinator.store.tables import nodes
+from coordinator.store.tables import nodes, payees, payout_batches
 from coordinator.transactions import owners
 from coordinator.transactions.rails.base import Rail, Status, TransferBatch
 from ledger import payees as tree_of

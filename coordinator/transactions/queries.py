@@ -40,7 +40,7 @@ from coordinator.store.tables import (
     rollouts,
 )
 from coordinator.transactions import admission, api_keys
-from coordinator.transactions.key_days import KeyUsage
+from coordinator.transactions.api_keys import KeyUsage
 from coordinator.transactions.leases import LeaseTerms
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared

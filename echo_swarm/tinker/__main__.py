@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, named
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 
 if TYPE_CHECKING:
     from echo_swarm.tinker.lora import SharedBase

@@ -1,4 +1,4 @@
-"""Names that nodes give themselves: made readable, and compared by how they look.
+"""Names of nodes: those that they give themselves, compared by how they look, and nicknames made from a node's id.
 
 - A name is untrusted text. `plain_name` keeps what is visible on one line: no control characters, direction marks or
   invisible characters, and no brackets, which only the coordinator adds.
@@ -7,15 +7,42 @@
   coarser: a wrong match costs one of the two names nine characters.
 - A name that could be mistaken for another's is shown with the end of its node's id in brackets: `with_id`.
 - A name is never a reason to reject a node.
+- A nickname (`calm-heron-417`) follows from the id alone: a node has the same one everywhere and cannot choose it. It
+  is only for reading: there are four million of them, so it identifies no node. The id does.
+- The words of nicknames are frozen by golden vectors: another order would rename every node.
 """
 
 import re
 import unicodedata
 from functools import cache, lru_cache
+from hashlib import sha256
 
 from protocol.limits import NAME_MAX_CHARS
-from protocol.people.nicknames import CREATURES, QUALITIES, nickname
-from protocol.text.visible import BLANK, UNREADABLE, visible
+from protocol.text.plain import BLANK, UNREADABLE, visible
+
+_QUALITIES = """
+able airy amber apt bold brave brisk calm candid clear clever cosy crisp dapper deft eager early fair fast fleet
+fond free fresh gentle glad golden grand green happy hardy humble ideal jolly keen kind level light lively loyal
+lucid lucky mellow merry mild modest neat nimble noble patient plain polite proud quick quiet rapid ready sage
+sharp silent sober steady sunny swift warm
+"""
+QUALITIES = tuple(_QUALITIES.split())
+
+_CREATURES = """
+adder auk badger bat bear beaver bee bison boar bream carp cat cicada cod condor crab crane crow deer dove eagle
+egret elk falcon ferret finch fox frog gecko goat goose gull hare hawk heron ibex jay kite koala lark lemur lion
+lynx mole moth newt orca oriole otter owl panda perch pika puffin quail raven robin seal sparrow stork swan tern
+toad wren
+"""
+CREATURES = tuple(_CREATURES.split())
+
+
+def nickname(node_id: str) -> str:
+    """Return the name of a node that gave itself none."""
+    digest = sha256(node_id.encode(errors="surrogatepass")).digest()
+    quality, creature = QUALITIES[digest[0] % len(QUALITIES)], CREATURES[digest[1] % len(CREATURES)]
+    return f"{quality}-{creature}-{int.from_bytes(digest[2:6]) % 1000:03}"
+
 
 SELECTORS = frozenset(map(chr, (0x034F, 0x17B4, 0x17B5, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10))))
 SELECTORS |= frozenset(map(chr, range(0xE0100, 0xE01F0)))

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 from protocol import limits
 from protocol.errors import UntrustedMetadata
 from protocol.ids import Hex64
-from protocol.text.visible import visible
+from protocol.text.plain import visible
 from protocol.wire.message import Message
 
 _NAME = re.compile(r"^description-[0-9a-f]{64}\.round$")

@@ -2,6 +2,10 @@
 
 - Every request of a node is one signed envelope around a `Request`; replies are plain canonical messages.
 - A request has its audience (round and path), a nonce that is accepted once, and the sender's clock.
+- A machine that has not joined yet measures its connection with plain messages: `Uploaded`, `Dial`, `Dialled`.
+- `/v1/probe/upload` receives bytes, discards them and returns their number: the sender measures its uplink.
+- `/v1/probe/dial` makes the coordinator dial the address that the request came from, and no other, at a port; the
+  listener must send the `word` of the request. So a machine can test only its own listener, and cannot scan others.
 """
 
 from typing import Annotated, Literal, Self
@@ -319,3 +323,28 @@ def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple
             breach=Breach("sent_ms", f"{now_ms}", f"{request.sent_ms}", tolerance=f"{limits.CLOCK_SKEW_MAX_S} s"),
         )
     return signed, request
+
+
+DIAL_S = 3.0
+"""Seconds that a dial without an answer takes; a refused dial is reported no sooner, so its speed reveals nothing."""
+
+
+class Uploaded(Message):
+    """The number of bytes that arrived."""
+
+    size_bytes: int = Field(ge=0, le=limits.PROBE_MAX_BYTES)
+
+
+class Dial(Message):
+    """A request to dial the sender at a port."""
+
+    port: int = Field(ge=1, le=65535)
+    word: Hex32
+
+
+class Dialled(Message):
+    """The result of a dial."""
+
+    reached: bool
+    proxied: bool
+    """True if the request came through a proxy, so that there was no address to dial."""

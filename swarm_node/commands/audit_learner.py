@@ -58,7 +58,7 @@ def audit_learner(
     """
     import trio
 
-    from swarm_node.commands.each_round import the_only
+    from swarm_node.commands.targets import the_only
     from swarm_node.coordinator_api import last_round
 
     if (update is None) == (count is None):

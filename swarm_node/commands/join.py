@@ -12,10 +12,10 @@ import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable, UntrustedRoot, named
 from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK, ROUNDS_PER_AGENT_MAX
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 from protocol.start import quick_imports
+from protocol.text.commands import with_option_groups
 from protocol.text.money import parse_unit
-from protocol.text.option_groups import with_option_groups
 from protocol.text.plain import counted, one_line
 from swarm_node.base import logs
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
@@ -433,15 +433,8 @@ def _fitting(
     from swarm_node.machine import gpu, use
 
     options = options._replace(cards_per_engine=joined or options.cards_per_engine)
-    here = capacity.measure(
-        wanted,
-        options,
-        machine,
-        gpu.find_cards(),
-        use.memory_bytes()[1],
-        cards=wanted_cards,
-        environment=os.environ,
-    )
+    readings = capacity.Readings(machine, gpu.find_cards(), use.memory_bytes()[1], os.environ)
+    here = capacity.measure(wanted, options, readings, wanted_cards)
     seen, share = here.seen, options.vram_share
     key = identity.load_or_create(settings.home / identity.FILE).key
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.money import CREDITS, Unit, pace_text
 from protocol.text.plain import counted
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText, WholeSentences
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from protocol.wire.signing import NodeKey
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.coordinator_api.join_string import JoinString
-    from swarm_node.ledger.owner_rates import OwnerRates
+    from swarm_node.ledger.notices import OwnerRates
 
 app = typer.Typer(
     cls=WholeSentences, help="Manage the node's key and the owner's key.", no_args_is_help=True, add_completion=False
@@ -84,9 +84,9 @@ def rotate(
     versions stay. Do not use --keep-history if the old key may be stolen: its thief would be the owner. If a
     rotation is interrupted, run the command again.
     """
-    from swarm_node.keys import rotation
+    from swarm_node.keys import identity
 
-    old, new = rotation.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
+    old, new = identity.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
     typer.echo(f"The node id changed from {old} to {new}.")
     if keep_history:
         aside = home / f"old-{old[-8:]}"
@@ -468,7 +468,7 @@ def _state(join: "JoinString", key: "NodeKey", said: "Statement") -> "StatementR
 async def _earnings(join: "JoinString", home: Path) -> "tuple[Earnings, OwnerRates | None, Unit, bool]":
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.keys import identity
-    from swarm_node.ledger.owner_rates import owner_rates
+    from swarm_node.ledger.notices import owner_rates
     from swarm_node.versions.updater import round_unit
 
     coordinator = Coordinator(join.url, join.round_id, identity.find_identity(home).key)

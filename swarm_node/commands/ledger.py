@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid, SwarmError
-from protocol.text.lesson import lesson
+from protocol.text.commands import lesson
 from protocol.text.money import Unit, parse_unit
 from protocol.text.plain import counted
 from swarm_node.base import disk
@@ -82,7 +82,7 @@ def verify(
     """
     import trio
 
-    from swarm_node.commands.each_round import for_each_round, the_only
+    from swarm_node.commands.targets import for_each_round, the_only
     from swarm_node.coordinator_api import last_round
 
     witnesses = witnesses_of(keys, quorum)
@@ -146,7 +146,7 @@ def receipts(
     """
     import trio
 
-    from swarm_node.commands.each_round import for_each_round
+    from swarm_node.commands.targets import for_each_round
     from swarm_node.coordinator_api import last_round
     from swarm_node.coordinator_api.join_string import round_folder
 
@@ -185,8 +185,8 @@ def payouts(
     import trio
 
     from protocol.text.plain import one_line
-    from swarm_node.commands.each_round import for_each_round
     from swarm_node.commands.proof_file import payout_row
+    from swarm_node.commands.targets import for_each_round
     from swarm_node.coordinator_api import last_round
 
     def show(join: "JoinString") -> None:
@@ -283,7 +283,7 @@ def witness(
     """
     import trio
 
-    from swarm_node.commands.each_round import for_each_round
+    from swarm_node.commands.targets import for_each_round
     from swarm_node.coordinator_api import last_round
     from swarm_node.ledger.witnessing import watch_folder
 

@@ -15,8 +15,7 @@ import typer
 
 from protocol.errors import ConfigInvalid
 from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK
-from protocol.text.lesson import lesson
-from protocol.text.option_groups import with_option_groups
+from protocol.text.commands import lesson, with_option_groups
 from swarm_node.commands.options import (
     DEFAULT_HOME,
     AsJson,

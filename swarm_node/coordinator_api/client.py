@@ -28,6 +28,8 @@ from protocol.wire.signing import NodeKey
 from protocol.work.appeal import AppealReply
 from protocol.work.auditing import Explanations, Why
 from protocol.work.messages import (
+    Dial,
+    Dialled,
     Fetched,
     FetchPlan,
     Heartbeat,
@@ -42,10 +44,10 @@ from protocol.work.messages import (
     Submission,
     SubmissionReply,
     TransferReceipt,
+    Uploaded,
     VersionRequest,
     seal_request,
 )
-from protocol.work.probe import Dial, Dialled, Uploaded
 from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, no_answer, read_at_most, retry_after_s
 
 if TYPE_CHECKING:

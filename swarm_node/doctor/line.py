@@ -19,12 +19,11 @@ from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.policy.description import RoundDescription
 from protocol.policy.manifest import PolicyManifest
-from protocol.work.probe import Dial
+from protocol.work.messages import Dial
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
 from swarm_node.owner import control_socket
-from swarm_node.reach.listening import BOTH_FAMILIES, PORTS, ListenAddress, open_place
-from swarm_node.reach.state import CAN, CANNOT
+from swarm_node.reach.listening import BOTH_FAMILIES, CAN, CANNOT, PORTS, ListenAddress, open_place
 
 OFF_WARN_S, OFF_FAIL_S = 10.0, float(limits.CLOCK_SKEW_MAX_S)
 

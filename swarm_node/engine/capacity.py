@@ -47,17 +47,19 @@ class Capacity(NamedTuple):
         return f"its model needs about {need / GB:.1f} GB, and {free / GB:.1f} GB of {where} are free{together}"
 
 
-def measure(
-    wanted: str,
-    options: EngineOptions,
-    machine: HostMachine,
-    probe: GpuProbe,
-    free_processor: int | None,
-    *,
-    cards: Sequence[int] = (),
-    environment: Mapping[str, str],
-) -> Capacity:
+class Readings(NamedTuple):
+    """The readings of a machine from which its capacity follows."""
+
+    machine: HostMachine
+    probe: GpuProbe
+    free_processor: int | None
+    """Free bytes of the machine's memory, if known."""
+    environment: Mapping[str, str]
+
+
+def measure(wanted: str, options: EngineOptions, readings: Readings, cards: Sequence[int] = ()) -> Capacity:
     """Return the capacity for an engine; raise an error if none can run here."""
+    machine, probe, free_processor, environment = readings
     engine = choose(wanted, options, machine).name
     on_card = device_of(engine, options, machine) != "cpu"
     seen = select_cards(probe if on_card else GpuProbe(), cards, environment, on_card=on_card)
@@ -66,18 +68,9 @@ def measure(
     return Capacity(memory, seen, engine == "vllm" and on_card and options.cards_per_engine != 1, on_card)
 
 
-def measure_or_explain(
-    wanted: str,
-    options: EngineOptions,
-    machine: HostMachine,
-    probe: GpuProbe,
-    free_processor: int | None,
-    *,
-    cards: Sequence[int] = (),
-    environment: Mapping[str, str],
-) -> Capacity:
+def measure_or_explain(wanted: str, options: EngineOptions, readings: Readings, cards: Sequence[int] = ()) -> Capacity:
     """Return the capacity, or one that says why no engine can run here."""
     try:
-        return measure(wanted, options, machine, probe, free_processor, cards=cards, environment=environment)
+        return measure(wanted, options, readings, cards)
     except ConfigInvalid as error:
-        return Capacity(Memory(None, free_processor), refused=error.message.rstrip("."))
+        return Capacity(Memory(None, readings.free_processor), refused=error.message.rstrip("."))

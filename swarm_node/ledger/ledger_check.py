@@ -6,8 +6,7 @@ A coordinator could report one thing to this node and another to others.
    a credit of this node for the reported lease.
 2. The newest checkpoint continues the one that this home saw last (`log_watch`), and covers the receipt's.
 3. The entries from the credit on are read in bundles, each proved completely under the checkpoint: no entry can be
-added
-   or omitted for this node alone.
+   added or omitted for this node alone.
 4. The claim's verdict in the log has the reported finding, and the digest of the reported evidence.
 5. The claim is settled in the log as reported, and without an audit for the reported reason.
 
@@ -17,7 +16,7 @@ added
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -66,46 +65,50 @@ async def find_entry(
         return Logged("nothing_told")
     if not re.fullmatch("[0-9a-f]{64}", reported.claim_id):
         raise ProofInvalid(f"The coordinator reports lease {reported.lease_id} as settled but names no claim.")
+    receipt, checkpoint = await _receipt_and_checkpoint(reader, watch, reported.claim_id, receipts)
+    credit = _credit(receipt, round_id, me, reported, checkpoint)
+    verdict, is_void = None, False
+    for bundle in _bundles(credit.index, checkpoint.size):
+        bodies = await _proved(reader, bundle, checkpoint)
+        for index, entry in _entries_about(reported.claim_id, credit, bundle.first, bodies):
+            if isinstance(entry, VerdictEntry):
+                _compare(entry, index, reported)
+                verdict = index
+                if reported.state not in SETTLED:
+                    return Logged("logged", index, checkpoint.size)
+                continue
+            if reported.finding in TOLD and verdict is None:
+                raise ProofInvalid(
+                    f"The coordinator reported the verdict {reported.finding}, but entry {index} of the log "
+                    "(verified) settles the claim without a verdict.",
+                    hint=SHOW,
+                )
+            if _is_as_reported(entry, index, reported):
+                return Logged("logged", index if verdict is None else verdict, checkpoint.size)
+            is_void = True
+    if is_void and reported.appeal != "granted":
+        raise ProofInvalid(
+            f"The coordinator reported claim {reported.claim_id} as posted, but it is void in the log.", hint=SHOW
+        )
+    return Logged("not_yet", None, checkpoint.size)
+
+
+async def _receipt_and_checkpoint(
+    reader: LogReader, watch: LogWatch, claim_id: str, receipts: Path
+) -> tuple[bytes, Checkpoint]:
+    """Return the claim's receipt, from this home or else from the coordinator, and the newest checkpoint (1, 2)."""
     try:
         # Fetched before the checkpoint, which must cover it.
-        receipt = kept_receipt(receipts, reported.claim_id) or await reader.receipt(reported.claim_id)
+        receipt = kept_receipt(receipts, claim_id) or await reader.receipt(claim_id)
     except NotFound:
         receipt = b""
     _, checkpoint = await watch.refresh()
     if not receipt:
         raise NotFound(
-            f"The coordinator shows no receipt for claim {reported.claim_id[:16]}….",
+            f"The coordinator shows no receipt for claim {claim_id[:16]}….",
             hint="It has one a few seconds after the credit; if it stays so, ask the operator and others.",
         )
-    credit = _credit(receipt, round_id, me, reported, checkpoint)
-    verdict, void = None, False
-    for bundle in _bundles(credit.index, checkpoint.size):
-        for index, body in enumerate(await _proved(reader, bundle, checkpoint), bundle.first):
-            if index == credit.index and body != credit.entry:
-                raise ProofInvalid(f"The receipt of claim {reported.claim_id[:16]}… points at another entry: {index}.")
-            if index <= credit.index or reported.claim_id.encode() not in body:
-                continue
-            entry = parse(body)
-            if isinstance(entry, VerdictEntry) and entry.claim_id == reported.claim_id:
-                _compare(entry, index, reported)
-                verdict = index
-                if reported.state not in SETTLED:
-                    return Logged("logged", index, checkpoint.size)
-            elif isinstance(entry, Post | Void | Reinstate) and entry.claim_id == reported.claim_id:
-                if reported.finding in TOLD and verdict is None:
-                    raise ProofInvalid(
-                        f"The coordinator reported the verdict {reported.finding}, but entry {index} of the log "
-                        "(verified) settles the claim without a verdict.",
-                        hint=SHOW,
-                    )
-                if _is_as_reported(entry, index, reported):
-                    return Logged("logged", index if verdict is None else verdict, checkpoint.size)
-                void = True
-    if void and reported.appeal != "granted":
-        raise ProofInvalid(
-            f"The coordinator reported claim {reported.claim_id} as posted, but it is void in the log.", hint=SHOW
-        )
-    return Logged("not_yet", None, checkpoint.size)
+    return receipt, checkpoint
 
 
 def _credit(receipt: bytes, round_id: str, me: NodeId, reported: Explanation, checkpoint: Checkpoint) -> Proven:
@@ -144,6 +147,20 @@ async def _proved(reader: LogReader, bundle: Tile, checkpoint: Checkpoint) -> li
     proof = tree.prove(ranges, await reader.hashes(nodes, checkpoint.size, own))
     tree.check_inclusion(bodies[0], bundle.first, checkpoint.size, checkpoint.root, proof)
     return bodies
+
+
+def _entries_about(
+    claim_id: str, credit: Proven, first: int, bodies: Sequence[bytes]
+) -> Iterator[tuple[int, VerdictEntry | Post | Void | Reinstate]]:
+    """Yield the verdicts and settlements of a claim after its credit, with their indexes; `bodies` begin at `first`."""
+    for index, body in enumerate(bodies, first):
+        if index == credit.index and body != credit.entry:
+            raise ProofInvalid(f"The receipt of claim {claim_id[:16]}… points at another entry: {index}.")
+        if index <= credit.index or claim_id.encode() not in body:
+            continue
+        entry = parse(body)
+        if isinstance(entry, VerdictEntry | Post | Void | Reinstate) and entry.claim_id == claim_id:
+            yield index, entry
 
 
 def _compare(entry: VerdictEntry, index: int, reported: Explanation) -> None:

@@ -1,26 +1,92 @@
-"""The coordinator's reports about earnings: warnings of a changed payout address, and the credit of today.
+"""The coordinator's reports about earnings: changes of the payout address, rates and payouts, and the credit of today.
 
 - A thief cannot change the payout address unnoticed. The last warning is saved in the round's folder: a change while
   the node was off is reported at its next start.
+- Rates and payouts of an owner are public figures, which the coordinator does not sign. They are shown, and nothing is
+  decided by them: the ledger proves what was credited and paid (`ledger receipts`, `ledger payouts`). An answer of
+  another form, or none, means that the figures are not known; it is no error.
 - The credit of today is the node's total now, less the last total of an earlier day, which is kept over restarts.
 """
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import trio
 
 from protocol.errors import SwarmError
 from protocol.people.owner import Earnings
+from protocol.text.money import EarningPace
 from swarm_node.base.clock import now_ms
 from swarm_node.base.disk import write_durably
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.ledger.owner_rates import OwnerRates, owner_rates
+
+AMOUNT_MAX = 2**62
+
+
+class OwnerRates(NamedTuple):
+    """Rates by node, and what the owner was paid."""
+
+    nodes: Mapping[str, EarningPace]
+    total: EarningPace
+    paid_micros: int
+    under_way_micros: int
+    payouts: int
+    last_ms: int | None
+    """Time of the last payout; None before the first."""
+    next_ms: int | None
+    """Time at which the next batch is due; None without a schedule."""
+    minimum_micros: int
+
+    def to_json(self, node_id: str = "") -> dict[str, Any]:
+        """Return the figures as plain values, with the rate of one node or of all."""
+        pace = self.nodes.get(node_id, EarningPace()) if node_id else self.total
+        return {"rate": pace._asdict(), **dict(list(self._asdict().items())[2:])}
+
+
+async def owner_rates(coordinator: Coordinator, owner: str) -> OwnerRates | None:
+    """Request an owner's rates and payouts; None if the coordinator does not report them."""
+    try:
+        return parse_rates(await coordinator.rates(owner))
+    except SwarmError:
+        return None
+
+
+def parse_rates(answer: Mapping[str, Any]) -> OwnerRates | None:
+    """Parse an unsigned answer; None if it is of another form."""
+    try:
+        paces = {str(row["node_id"]): EarningPace.parse(row) for row in answer["nodes"]}
+        total, paid, payouts = EarningPace.parse(answer["total"]), answer["paid"], answer["payouts"]
+        if total is None:
+            return None
+        return OwnerRates(
+            {node: pace for node, pace in paces.items() if pace is not None},
+            total,
+            _number(paid["paid_micros"]),
+            _number(paid["under_way_micros"]),
+            _number(paid["payouts"]),
+            _moment(paid["last_ms"]),
+            _moment(payouts["next_ms"]),
+            _number(payouts["minimum_micros"]),
+        )
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= AMOUNT_MAX:
+        raise ValueError
+    return value
+
+
+def _moment(value: object) -> int | None:
+    return None if value is None else _number(value)
+
 
 TODAY_FILE = "today.json"
 """File in a round's folder."""

@@ -1,3 +1,3 @@
 """Reachability of this node: its listening address, and the router's port mapping."""
 
-__all__ = ["listening", "mapping", "state"]
+__all__ = ["listening", "mapping"]

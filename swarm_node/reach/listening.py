@@ -1,4 +1,4 @@
-"""The default address on which a member listens for other nodes.
+"""Listening for other nodes: the default address, and the addresses at which this node can be dialled.
 
 - If the coordinator is on another machine, so are the other nodes: every interface, IPv4 and IPv6. If the coordinator
   has a loopback address, all nodes are on this machine: loopback, and any free port.
@@ -6,19 +6,57 @@
   taken it is any other: a node that cannot be dialled is better than none.
 - libp2p shares its port with other sockets that allow it (SO_REUSEPORT), so a port may only seem free. A node therefore
   also binds the UDP port of the same number on loopback, exclusively, as long as it runs.
+- Addresses that the owner sets replace the listening addresses; the router's address is added in both cases.
+- The coordinator reports whether others can connect (`FetchPlan.dialled`), from the receipts of nodes that tried.
 """
 
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import trio
 
+from protocol import limits
 from protocol.people.addresses import host_and_port, ip_of
 from swarm_node.coordinator_api.join_string import resolve
+
+CAN, CANNOT = (
+    "others can connect to you",
+    "others cannot connect to you, so your node connects to them",
+)
+
+
+@dataclass
+class Reachability:
+    """Reachability of one node."""
+
+    shares: bool
+    """True if the node listens for others."""
+    own: tuple[str, ...] = ()
+    """The listening addresses, or those that the owner advertises."""
+    mapped: str = ""
+    """The router's address that is forwarded to this node; empty if there is none."""
+    mapping: str = ""
+    """Result of the attempt to map the port, in one sentence."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The dialable addresses that the node registers."""
+        addresses = dict.fromkeys((*self.own, *filter(None, [self.mapped])))
+        return tuple(addresses)[: limits.ADDRESSES_MAX] if self.shares else ()
+
+    def describe(self, dialled: bool | None) -> str:
+        """Return one sentence on whether others can connect; `dialled` is the coordinator's report, None if unknown."""
+        if not self.shares:
+            return "incoming connections are off (--no-share); your node connects to others"
+        if dialled is None:
+            return "not known yet whether others can connect to you"
+        return CAN if dialled else CANNOT
+
 
 PORTS = range(8703, 8711)
 """Not assigned by IANA, below the ephemeral ranges of Linux (from 32768), Windows and macOS (from 49152), and after the

@@ -21,8 +21,8 @@ import trio
 
 from protocol.people.addresses import ip_of, why_undialable
 from swarm_node.reach.gateway import Gateway, NoMapping, find_gateway
+from swarm_node.reach.listening import Reachability
 from swarm_node.reach.methods import Mapping, Method, NatPmp, Pcp, Upnp
-from swarm_node.reach.state import Reachability
 
 log = logging.getLogger(__name__)
 

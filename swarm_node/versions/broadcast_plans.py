@@ -17,7 +17,7 @@ from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.origins import Origins
 from swarm_node.p2p.download import FetchReport
 from swarm_node.p2p.host import Host
-from swarm_node.reach.state import CAN, CANNOT
+from swarm_node.reach.listening import CAN, CANNOT
 
 log = logging.getLogger(__name__)
 

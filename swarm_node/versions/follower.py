@@ -8,6 +8,8 @@
 - While a version does not fit on the disk, `trouble` reports it.
 - The folder of a version in use is kept, however many versions arrive meanwhile (`hold_versions`).
 - Trust ends with its signed timestamp: a coordinator that only stops publishing statements also stops work.
+- `Milestones` are the stages that the last versions have passed here. Each is passed once, and reported with its age,
+  since this machine's clock may be wrong, until a coordinator that knows the version has answered a heartbeat.
 """
 
 import logging
@@ -16,6 +18,7 @@ from datetime import UTC, datetime
 
 import trio
 
+from protocol import limits
 from protocol.errors import (
     DiskFull,
     ManifestInvalid,
@@ -29,14 +32,51 @@ from protocol.policy.folder import require_files
 from protocol.policy.manifest import PolicyManifest
 from protocol.policy.trust import FROZEN
 from protocol.text.money import Unit
+from protocol.work.messages import Reached, Stage
 from swarm_node.base.disk import disk_named
 from swarm_node.base.trouble import Trouble
 from swarm_node.coordinator_api.origins import Origins
 from swarm_node.p2p.download import NoSource
 from swarm_node.versions.broadcast_plans import BroadcastPlans
 from swarm_node.versions.fetcher import HeldVersion, VersionFetcher
-from swarm_node.versions.milestones import Milestones
 from swarm_node.versions.updater import Updater
+
+
+class Milestones:
+    """The stages that were passed recently."""
+
+    def __init__(self) -> None:
+        self._passed: dict[tuple[int, Stage], float] = {}
+        """Time of each stage, on the loop's monotonic clock."""
+        self._received: set[tuple[int, Stage]] = set()
+
+    def passed(self, version: int, stage: Stage, *, ago_s: float = 0.0) -> None:
+        """Record that a version passed a stage, `ago_s` seconds ago."""
+        if (version, stage) in self._passed:
+            return
+        self._passed[version, stage] = trio.current_time() - ago_s
+        for oldest in list(self._passed)[: -limits.REACHED_MAX]:
+            del self._passed[oldest]
+            self._received.discard(oldest)
+
+    def heard_ago_s(self, version: int) -> float | None:
+        """Return the seconds since this node first knew of a version; None if unknown."""
+        heard_at = self._passed.get((version, "heard"))
+        return None if heard_at is None else trio.current_time() - heard_at
+
+    def unreported(self) -> tuple[Reached, ...]:
+        """Return the stages that the coordinator may not know yet."""
+        now = trio.current_time()
+        return tuple(
+            Reached(version=version, stage=stage, ago_s=min(now - passed_at, limits.REACHED_AGO_MAX_S))
+            for (version, stage), passed_at in self._passed.items()
+            if (version, stage) not in self._received
+        )
+
+    def acknowledge(self, reached: tuple[Reached, ...], *, newest_version: int) -> None:
+        """Record that the coordinator received these stages; it could not use those of a version above its newest."""
+        self._received |= {(stage.version, stage.stage) for stage in reached if stage.version <= newest_version}
+
 
 log = logging.getLogger(__name__)
 

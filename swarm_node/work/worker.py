@@ -47,9 +47,8 @@ from swarm_node.work.lease_offers import LeaseOffers
 from swarm_node.work.progress_reporter import REPORT_EVERY_S, ProgressReporter
 from swarm_node.work.pulse import Gate, Phase
 from swarm_node.work.rollout_writer import RolloutWriter
-from swarm_node.work.round_engine import RoundEngine
+from swarm_node.work.round_engine import RoundEngine, VersionFailures
 from swarm_node.work.sender import Sender
-from swarm_node.work.version_failures import VersionFailures
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from coordinator.config import AuditSection
 from coordinator.rules.prompt_refs import PromptRef
 from coordinator.rules.selection import OFF, SelectionRules
 from coordinator.rules.trust import Finding, OwnerStanding
-from coordinator.store import payout_tables, tables
+from coordinator.store import tables
 from coordinator.store.state import Database, engine
 from coordinator.transactions import (
     audits,
@@ -368,7 +368,7 @@ class World:
         """Every row of every table."""
 
         def read(conn: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
-            every = [table for room in (tables, payout_tables, ledger_tables) for table in room.metadata.sorted_tables]
+            every = [table for room in (tables, ledger_tables) for table in room.metadata.sorted_tables]
             return {table.name: [tuple(row) for row in conn.execute(sa.select(table))] for table in every}
 
         dumped: dict[str, list[tuple[Any, ...]]] = self.run(read)

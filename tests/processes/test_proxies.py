@@ -18,7 +18,7 @@ import pytest
 
 from protocol import limits
 from protocol.wire import canonical
-from protocol.work.probe import Dial, Dialled, Uploaded
+from protocol.work.messages import Dial, Dialled, Uploaded
 from tests.certificates import write_certificate
 from tests.processes.light_node import LightNode
 from tests.processes.nginx import start_nginx

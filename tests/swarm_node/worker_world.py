@@ -19,7 +19,7 @@ from swarm_node.allowance.rules import Decision, LimitReason, Why
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, SampleRequest
 from swarm_node.engine.throughput import SampleWork
 from swarm_node.versions.fetcher import HeldVersion
-from swarm_node.versions.milestones import Milestones
+from swarm_node.versions.follower import Milestones
 from swarm_node.work.engine_turn import EngineTurns
 from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_offers import LeaseOffers

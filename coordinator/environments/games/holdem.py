@@ -30,8 +30,19 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from coordinator.environments.games import chance
-from coordinator.environments.games.hand_ranks import DECK, PAIR, RANKS, SUITS, rank
-from coordinator.environments.games.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
+from coordinator.environments.games.no_limit import (
+    BIG_BLIND,
+    BOARD_CARDS,
+    DECK,
+    PAIR,
+    RANKS,
+    SMALL_BLIND,
+    SUITS,
+    Move,
+    NoLimitTable,
+    dealt,
+    rank,
+)
 from protocol.tasks import Reward
 
 RAISES_MAX = 3

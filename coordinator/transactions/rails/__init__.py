@@ -3,7 +3,7 @@
 - `send` pays a batch and returns the payment's reference. It is called again after every failure and crash, so it must
   find out whether it has paid this batch before: the batch's `key` is the idempotency key for that.
 - `status` returns the status of a reference.
-- A person pays the batches of some rails, by a file that `files` writes, and `manual` trusts the reference.
+- A person pays the batches of some rails, by a file that `files` writes, and `Manual` trusts the reference.
 - A plug-in is named in `payouts.rail` as `module:function`; the function builds the rail from the `payouts` settings.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.config import PayoutsSection
-from coordinator.config.rail_units import BY_HAND
+from coordinator.config.money import BY_HAND
 from coordinator.transactions.rails.base import Rail
 from protocol.errors import ConfigInvalid
 from protocol.start import allow_left_out
@@ -33,7 +33,7 @@ def open_rail(settings: PayoutsSection, folder: Path, reference: str) -> Rail:
 
             return open_evm(settings, folder)
         case rail if rail in BY_HAND:
-            from coordinator.transactions.rails.manual import Manual
+            from coordinator.transactions.rails.base import Manual
 
             return Manual(reference, rail)
         case _:

@@ -1,4 +1,10 @@
-"""Types of a payout rail: a batch of transfers, its status, and the two functions that a rail has."""
+"""Types of a payout rail, and the rail of all batches that a person pays.
+
+- A rail has two functions: `send` and `status`.
+- Rail manual has the CSV file alone. Rails sepa, paypal, stripe and lightning have a file for the bank, the service or
+  the node's program, too (`coordinator.transactions.rails.files`). The person pays by it, and gives the reference:
+  `payout settle --reference`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +12,10 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from coordinator.config import PayoutsSection
-from coordinator.config.rail_units import RailUnit
+from coordinator.config.money import RailUnit
 from ledger import payees
 from ledger.payees import Payee
+from protocol.errors import PayoutFailed
 
 
 class Status(StrEnum):
@@ -70,3 +77,32 @@ class Rail(Protocol):
     def status(self, reference: str) -> Status:
         """Return the status of a payment; `FAILED` only if it can never pay any more: `send` is then called again."""
         ...
+
+
+STEPS = {
+    "manual": "Pay the amounts in its CSV file once",
+    "sepa": "Upload its .sepa.xml file to your bank once",
+    "paypal": "Upload its .paypal.csv file to PayPal once",
+    "stripe": "Run its .stripe.sh script until it ends with exit code 0",
+    "lightning": "Run its .lightning.sh script until it ends with exit code 0",
+}
+"""The operator's step on each of these rails, before the reference."""
+
+
+class Manual:
+    """A rail that trusts the reference that a person gives."""
+
+    def __init__(self, reference: str, rail: str = "manual") -> None:
+        self._reference = reference
+        self._step = STEPS[rail]
+
+    def send(self, batch: TransferBatch) -> str:
+        if not self._reference:
+            raise PayoutFailed(
+                f"Batch {batch.number} is ready and not yet paid.",
+                hint=f"{self._step}, then run `payout settle` with --reference.",
+            )
+        return self._reference
+
+    def status(self, reference: str) -> Status:
+        return Status.DONE

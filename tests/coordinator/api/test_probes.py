@@ -17,7 +17,7 @@ from coordinator.api.probes import DIALS_AT_ONCE
 from protocol import limits
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey
-from protocol.work.probe import DIAL_S, Dial, Dialled, Uploaded
+from protocol.work.messages import DIAL_S, Dial, Dialled, Uploaded
 from tests.coordinator.served import Served, serve
 
 pytestmark = pytest.mark.asyncio

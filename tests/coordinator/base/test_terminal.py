@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coordinator.base.terminal import GUTTER, block
 from protocol.limits import NAME_MARKS_MAX
-from protocol.text.visible import UNREADABLE
+from protocol.text.plain import UNREADABLE
 
 HOSTILE = {
     "clears the screen": ("\x1b[2Jgone", r"\x1b[2Jgone"),

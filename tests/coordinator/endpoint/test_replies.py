@@ -26,7 +26,7 @@ from coordinator.endpoint.replies import (
     whole_reply,
 )
 from coordinator.endpoint.requests import CompletionQuery
-from coordinator.endpoint.text_stream import TextStream
+from coordinator.endpoint.sample_stream import TextStream
 from protocol import errors
 from protocol.breach import Breach
 from tests.coordinator.endpoint.vocabularies import END, TEXT, byte_pairs, token_texts

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.endpoint.text_stream import DecodeWindow, SampleEnd, TextStream
+from coordinator.endpoint.sample_stream import DecodeWindow, SampleEnd, TextStream
 from tests.coordinator.endpoint.vocabularies import END, TEXT, as_pieces, byte_pairs, pieces, token_texts
 
 CODEC = byte_pairs()

@@ -5,7 +5,7 @@ from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from coordinator.endpoint.text_stream import Decode, DecodeWindow
+from coordinator.endpoint.sample_stream import Decode, DecodeWindow
 from protocol.policy.codec import PolicyCodec
 
 TEXT = "Hello, world! 你好，世界 🙂🙃 👨‍👩‍👧 naïve café — the end of the end. STOP stop </s> \n\n"

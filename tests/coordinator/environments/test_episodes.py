@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.environments.games.catalogue import open_game
-from coordinator.environments.games.episodes import GameEpisode, problems
+from coordinator.environments.games.episodes import GameEpisode, open_game, problems
 from coordinator.environments.games.sokoban import Sokoban
 from protocol.errors import UnknownTask
 from protocol.tasks import Problem, Split

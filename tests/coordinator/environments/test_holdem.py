@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.environments.games import chance
-from coordinator.environments.games.hand_ranks import DECK, rank
 from coordinator.environments.games.holdem import BOTS, OPPONENTS, RAISES_MAX, Hand, Holdem
-from coordinator.environments.games.no_limit import BIG_BLIND, Move, dealt
+from coordinator.environments.games.no_limit import BIG_BLIND, DECK, Move, dealt, rank
 
 SEEDS = st.integers(0, 2**63 - 1)
 GAMES = st.builds(Holdem, opponent=st.sampled_from(OPPONENTS), players=st.integers(2, 6), stack=st.integers(2, 200))

@@ -12,9 +12,16 @@ from open_spiel.python.algorithms import exploitability as reference
 
 from coordinator.environments.games import chance
 from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable
-from coordinator.environments.games.limit_poker import OPPONENTS, SPOKEN, Kuhn, Leduc, transcript, weights_of
+from coordinator.environments.games.limit_poker import (
+    OPPONENTS,
+    SPOKEN,
+    Kuhn,
+    Leduc,
+    near_equilibrium,
+    transcript,
+    weights_of,
+)
 from coordinator.environments.games.poker_solver import exploitability, game_value, situation, situations, solve
-from coordinator.environments.games.poker_tables import near_equilibrium
 
 GAMES = pytest.mark.parametrize("rules", [KUHN, LEDUC], ids=lambda rules: rules.name)
 

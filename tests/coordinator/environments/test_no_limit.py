@@ -7,8 +7,16 @@ from hypothesis import strategies as st
 from pokerkit import Automation, NoLimitTexasHoldem, StandardHighHand, State
 
 from coordinator.environments.games import chance
-from coordinator.environments.games.hand_ranks import DECK, rank
-from coordinator.environments.games.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, NoLimitTable, dealt
+from coordinator.environments.games.no_limit import (
+    BIG_BLIND,
+    BOARD_CARDS,
+    DECK,
+    SMALL_BLIND,
+    Move,
+    NoLimitTable,
+    dealt,
+    rank,
+)
 
 BY_HAND = {
     Automation.CARD_BURNING,

@@ -17,8 +17,7 @@ from coordinator.base.children import script
 from coordinator.config import Config
 from coordinator.learner import boards
 from coordinator.learner.board_queue import QueuedBoard
-from coordinator.learner.boards import COLUMNS, Row, TrackingBoard
-from coordinator.learner.tracked_settings import HIDDEN, tracked_settings
+from coordinator.learner.boards import COLUMNS, HIDDEN, Row, TrackingBoard, tracked_settings
 from coordinator.learner.tracking import Tracker, open_tracker, read
 from protocol.work.learning import Evaluated, EvaluationSample, EvaluationSamples
 

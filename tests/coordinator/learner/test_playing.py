@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from coordinator.environments.games.catalogue import open_game
-from coordinator.environments.games.episodes import seed_of
+from coordinator.environments.games.episodes import open_game, seed_of
 from coordinator.environments.games.limit_poker import SPOKEN, LimitPoker
 from coordinator.learner import playing
 from coordinator.learner.embedded import EmbeddedShape, make_policy

@@ -12,7 +12,7 @@ import pytest
 from coordinator.pages import charts
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger.proof import LedgerReceipt
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 from protocol.wire.signing import NodeKey
 from tests.coordinator.pages.browser import CHROMIUM, Tab
 from tests.coordinator.pages.rounds import HOSTILE, earn, hostile_id

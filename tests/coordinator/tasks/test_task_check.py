@@ -12,7 +12,7 @@ import pytest
 from coordinator.base.children import script
 from coordinator.commands import task
 from coordinator.config import load
-from coordinator.environments.games.catalogue import GAMES
+from coordinator.environments.games.episodes import GAMES
 from coordinator.learner import start
 from coordinator.tasks.kinds import ENVIRONMENTS, SHIPPED
 from coordinator.tasks.task_check import TaskIssue, check

@@ -7,8 +7,7 @@ import pytest
 
 from coordinator.rules.topology import NodeLinks
 from coordinator.service.plans import Plans
-from coordinator.transactions.hole_punching import Punching
-from coordinator.transactions.links import VERSIONS_KEPT
+from coordinator.transactions.links import VERSIONS_KEPT, Punching
 from protocol.ids import NodeId
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import FetchPlan, Peer, PlanRequest

@@ -17,7 +17,7 @@ from coordinator.transactions import naming, owners
 from protocol.errors import NotFound
 from protocol.ids import NodeId
 from protocol.people import names
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 from protocol.people.owner import Delegation, seal_statement
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import HeartbeatReply, Register

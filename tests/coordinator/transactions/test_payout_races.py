@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.state import Database, PayoutBusy, engine
 from coordinator.transactions import owners, payouts
-from coordinator.transactions.rails.manual import Manual
+from coordinator.transactions.rails.base import Manual
 from ledger import store
 from ledger.accounts import AccountKind
 from ledger.entry import Paid, Payout

@@ -16,8 +16,7 @@ from coordinator.store.state import Database
 from coordinator.store.tables import nodes, statements
 from coordinator.transactions import owners, payouts
 from coordinator.transactions.payouts import BatchState, PayoutTerms
-from coordinator.transactions.rails.base import Rail, Status, TransferBatch
-from coordinator.transactions.rails.manual import Manual
+from coordinator.transactions.rails.base import Manual, Rail, Status, TransferBatch
 from ledger import store
 from ledger.accounts import OUTSIDE, AccountKind, paid, payable, paying
 from ledger.entry import (

@@ -1,5 +1,6 @@
 """Names: one form for each way to write one, and the same skeleton for all that look alike."""
 
+import re
 import unicodedata
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from protocol.ids import NodeId
 from protocol.limits import NAME_MAX_CHARS
 from protocol.people import names
-from protocol.people.nicknames import CREATURES, QUALITIES, nickname
-from protocol.text import visible
+from protocol.people.names import CREATURES, QUALITIES, nickname
+from protocol.text.plain import BLANK, MARKS, UNREADABLE
 from protocol.wire.signing import NodeKey
 
 NODE, OTHER = NodeKey(b"1" * 32).node_id, NodeKey(b"2" * 32).node_id
@@ -102,10 +103,10 @@ def test_a_plain_name_is_short_shows_and_stays_as_it_is(name: str) -> None:
     assert len(plain) <= NAME_MAX_CHARS
     assert plain == plain.strip()
     assert names.plain_name(plain).rstrip("….") == plain.rstrip("….")
-    hidden = {"Cc", *visible.UNREADABLE, *names.BRACKETS}
+    hidden = {"Cc", *UNREADABLE, *names.BRACKETS}
     assert not {unicodedata.category(character) for character in plain} & hidden
-    assert not set(plain) & (visible.BLANK | names.SELECTORS)
-    assert unicodedata.category(plain[0]) not in visible.MARKS if plain else True
+    assert not set(plain) & (BLANK | names.SELECTORS)
+    assert unicodedata.category(plain[0]) not in MARKS if plain else True
 
 
 @given(ANY_NAME, ANY_NAME)
@@ -169,3 +170,31 @@ def test_an_honest_name_is_no_imitation(name: str) -> None:
 def test_ids_end_differently() -> None:
     assert len({NodeKey(number.to_bytes(32)).node_id[-names.ID_CHARS :] for number in range(1, 200)}) == 199
     assert NodeId(NODE)[-names.ID_CHARS :] in names.with_id("heron", NODE)
+
+
+GOLDEN = {
+    NodeKey(bytes(32)).node_id: "sober-adder-379",
+    NodeKey(b"1" * 32).node_id: "modest-owl-165",
+    NodeKey(bytes(range(32))).node_id: "plain-bear-329",
+    "": "level-otter-876",
+}
+
+
+@pytest.mark.parametrize(("node_id", "expected"), GOLDEN.items())
+def test_golden_nicknames_never_change(node_id: str, expected: str) -> None:
+    assert nickname(node_id) == expected
+
+
+def test_every_word_is_there_once() -> None:
+    for words in (QUALITIES, CREATURES):
+        assert len(words) == len(set(words)) == 64
+        assert list(words) == sorted(words)
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_any_text_has_a_plain_nickname(text: str) -> None:
+    assert re.fullmatch(r"[a-z]+-[a-z]+-\d{3}", nickname(text))
+
+
+def test_a_thousand_nodes_hardly_ever_share_one() -> None:
+    assert len({nickname(str(number)) for number in range(1000)}) >= 998

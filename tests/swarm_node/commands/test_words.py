@@ -12,7 +12,7 @@ from protocol.work.auditing import Explanation
 from swarm_node.commands import appeal, keys
 from swarm_node.commands.why import lines
 from swarm_node.coordinator_api.client import Coordinator
-from swarm_node.ledger.owner_rates import OwnerRates
+from swarm_node.ledger.notices import OwnerRates
 from tests.swarm_node.web import lacks, web
 
 STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\r[link=http://x]you\x9b2J\u202e"

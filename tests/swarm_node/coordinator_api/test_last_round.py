@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable
-from protocol.people.nicknames import nickname
+from protocol.people.names import nickname
 from swarm_node.base.disk import DiskFailed
 from swarm_node.cli import app
 from swarm_node.commands.next_step import find_next_step

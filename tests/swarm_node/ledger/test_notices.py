@@ -1,18 +1,22 @@
 """An owner hears of a changed payout address once, also if the node was away when it changed."""
 
+import copy
 import logging
 from collections import deque
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.errors import ConfigInvalid
 from protocol.people.owner import Delegation, Earnings, NodeEarnings, Revocation, seal_statement
+from protocol.text.money import EarningPace
 from protocol.wire.signing import NodeKey
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.keys import delegation
-from swarm_node.ledger.notices import EarnedToday, Notices
+from swarm_node.ledger.notices import EarnedToday, Notices, parse_rates
 
 OWNER, NODE, OTHER = NodeKey(b"o" * 32), NodeKey(b"n" * 32), NodeKey(b"x" * 32)
 DAY_MS = 86_400_000
@@ -101,3 +105,49 @@ def test_what_is_no_delegation_to_this_node_is_not_kept(tmp_path: Path, word: by
     with pytest.raises(ConfigInvalid):
         delegation.kept(tmp_path, NODE.node_id, file)
     assert not (tmp_path / delegation.FILE).exists()
+
+
+PACE = {"hour_micros": 1, "day_micros": 24, "earning_s": 90.0}
+ANSWER: dict[str, Any] = {
+    "owner": "o",
+    "nodes": [{"node_id": "n", **PACE}],
+    "total": PACE,
+    "paid": {"paid_micros": 5, "under_way_micros": 6, "payouts": 1, "last_ms": 7},
+    "payouts": {"paid_micros": 9, "batches": 1, "last_ms": 7, "next_ms": 8, "minimum_micros": 10},
+}
+
+
+def test_an_answer_is_read() -> None:
+    found = parse_rates(ANSWER)
+    assert found is not None
+    assert found.nodes == {"n": EarningPace(1, 24, 90.0)}
+    assert found.to_json("n") == {
+        "rate": PACE, "paid_micros": 5, "under_way_micros": 6, "payouts": 1, "last_ms": 7, "next_ms": 8,
+        "minimum_micros": 10,
+    }  # fmt: skip
+    assert found.to_json("another")["rate"] == EarningPace()._asdict()
+    assert found.to_json()["rate"] == PACE
+
+
+def _without(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda answer: answer.pop(name)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *map(_without, ("nodes", "total", "paid", "payouts")),
+        lambda answer: answer.update(nodes=5),
+        lambda answer: answer.update(nodes=[5]),
+        lambda answer: answer.update(total="x"),
+        lambda answer: answer["paid"].update(paid_micros=-1),
+        lambda answer: answer["paid"].update(paid_micros="\x1b[31m"),
+        lambda answer: answer["paid"].update(payouts=2**80),
+        lambda answer: answer["payouts"].update(next_ms="soon"),
+        lambda answer: answer.update(paid=[]),
+    ],
+)
+def test_an_answer_of_another_form_is_not_known(spoil: Callable[[dict[str, Any]], object]) -> None:
+    answer = copy.deepcopy(ANSWER)
+    spoil(answer)
+    assert parse_rates(answer) is None

@@ -9,7 +9,7 @@ import pytest
 
 from swarm_node.allowance import settings
 from swarm_node.allowance.settings import CardLimits, Limits
-from swarm_node.commands.open import find_tunnel, may_start_browser
+from swarm_node.commands.agent import find_tunnel, may_start_browser
 from swarm_node.ledger.receipts import RECEIPTS, kept_among
 from swarm_node.owner.control_socket import ask
 from swarm_node.owner.page.document import PageFigures, document

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from swarm_node.reach import igd_messages as igd
 from swarm_node.reach import port_messages as messages
 from swarm_node.reach.gateway import Gateway, NoMapping, gateway_from_command, gateway_from_routes
+from swarm_node.reach.listening import Reachability
 from swarm_node.reach.mapping import PortMapper, RenewalPace
 from swarm_node.reach.methods import DATAGRAMS_MAX, Method, NatPmp, Pcp, Upnp
-from swarm_node.reach.state import Reachability
 from tests.swarm_node.p2p_world import PATIENT_SECONDS
 
 LOOPBACK = Gateway("127.0.0.1", "127.0.0.1")

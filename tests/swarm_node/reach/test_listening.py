@@ -10,8 +10,7 @@ from protocol.people.addresses import host_and_port
 from swarm_node.commands.options import check_settings
 from swarm_node.p2p.host import open_host
 from swarm_node.reach import listening
-from swarm_node.reach.listening import PORTS, claimed_port, describe, open_place
-from swarm_node.reach.state import Reachability
+from swarm_node.reach.listening import PORTS, Reachability, claimed_port, describe, open_place
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, key, node
 
 ELSEWHERE = "http://203.0.113.7:8700"

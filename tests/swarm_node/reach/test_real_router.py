@@ -9,9 +9,9 @@ import trio
 
 from swarm_node.p2p.host import open_host
 from swarm_node.reach.gateway import Gateway, NoMapping, find_gateway
+from swarm_node.reach.listening import Reachability
 from swarm_node.reach.mapping import PortMapper
 from swarm_node.reach.methods import Method, NatPmp, Pcp, Upnp
-from swarm_node.reach.state import Reachability
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, key
 from tests.swarm_node.reach import home_network as home
 from tests.swarm_node.reach.home_network import HomeNetwork

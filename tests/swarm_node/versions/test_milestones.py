@@ -6,7 +6,7 @@ from trio.testing import MockClock
 
 from protocol import limits
 from protocol.work.messages import Reached
-from swarm_node.versions.milestones import Milestones
+from swarm_node.versions.follower import Milestones
 
 pytestmark = pytest.mark.trio
 

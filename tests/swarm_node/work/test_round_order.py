@@ -1,6 +1,6 @@
 """The order of rounds by what they pay per hour of work."""
 
-from swarm_node.work.round_order import RoundPay, order_by_pay
+from swarm_node.work.engine_turn import RoundPay, order_by_pay
 
 
 def pay(price: int = 1_000_000, tokens_per_s: float = 0.0, *, unit: str = "EUR", is_new: bool = False) -> RoundPay:

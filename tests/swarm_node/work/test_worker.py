@@ -12,7 +12,7 @@ from protocol.work.lease import Lease
 from protocol.work.rollout import pack_tokens
 from swarm_node.versions.fetcher import HeldVersion
 from swarm_node.work.lease_pacing import REQUEST_PAUSE_S
-from swarm_node.work.version_failures import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, VERSION_FAILURES_MAX
+from swarm_node.work.round_engine import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, VERSION_FAILURES_MAX
 from swarm_node.work.worker import LOAD_AGAIN_S
 from tests.swarm_node.worker_world import World, answered, policy
 

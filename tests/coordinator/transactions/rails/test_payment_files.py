@@ -22,12 +22,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.config import parse
-from coordinator.config.rail_units import MSAT_PER_UNIT, find_rail_unit
+from coordinator.config.money import MSAT_PER_UNIT, find_rail_unit
 from coordinator.transactions.rails.base import PaymentTerms, TransferBatch
-from coordinator.transactions.rails.files import write_files
-from coordinator.transactions.rails.paypal import LINES_MAX, paypal_files
-from coordinator.transactions.rails.scripts import lightning_files, stripe_files
-from coordinator.transactions.rails.sepa import NAMESPACE, sepa_files
+from coordinator.transactions.rails.files import (
+    LINES_MAX,
+    NAMESPACE,
+    lightning_files,
+    paypal_files,
+    sepa_files,
+    stripe_files,
+    write_files,
+)
 from ledger.payees import Payee
 from protocol.errors import ConfigInvalid, PayoutFailed
 from protocol.people.payout_addresses import EXAMPLES, checked_address

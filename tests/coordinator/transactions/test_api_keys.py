@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from coordinator.config import AuditSection
 from coordinator.store import tables
-from coordinator.transactions import api_keys, checked_rollouts, claims, key_days, queries
-from coordinator.transactions.key_days import DAY_MS
+from coordinator.transactions import api_keys, checked_rollouts, claims, queries
+from coordinator.transactions.api_keys import DAY_MS
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from tests.coordinator.transactions.test_queries import ask, asked_in, new_key, respond, shown
@@ -24,7 +24,7 @@ def days_of(world: World, name: str | None = "someone", days: int = 30) -> list[
     today = date.fromordinal(date(1970, 1, 1).toordinal() + world.now_ms // DAY_MS)
     return [
         ((today - date.fromisoformat(row["day"])).days, *list(row.values())[1:])
-        for row in world.run(key_days.list_days, days, api_key=number, now_ms=world.now_ms)
+        for row in world.run(api_keys.list_days, days, api_key=number, now_ms=world.now_ms)
     ]
 
 
@@ -111,7 +111,7 @@ def plan_of_days(connection: sa.Connection, api_key: int | None) -> str:
         statements.append((text, given))
 
     sa.event.listen(connection, "before_cursor_execute", hear)
-    key_days.list_days(connection, api_key=api_key, now_ms=10**12)
+    api_keys.list_days(connection, api_key=api_key, now_ms=10**12)
     sa.event.remove(connection, "before_cursor_execute", hear)
     ((text, given),) = statements
     rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", given).all()
@@ -122,13 +122,13 @@ def test_days_are_found_by_their_keys_without_those_of_all_years(world: World, s
     """The plan is SQLite's: the primary key finds a caller's days, and those of all keys, one key after the other."""
     if store_url:
         return
-    number = key_days.KeyUsage(1, 2, 3, 4)
+    number = api_keys.KeyUsage(1, 2, 3, 4)
     for key in range(1, 201):
         new_key(world, f"key {key}")
-        world.run(key_days.record, key, number, world.now_ms)
-        world.run(key_days.record, key, number, world.now_ms - key * DAY_MS)
-    found = world.run(key_days.list_days, 30, api_key=7, now_ms=world.now_ms)
+        world.run(api_keys.record_day, key, number, world.now_ms)
+        world.run(api_keys.record_day, key, number, world.now_ms - key * DAY_MS)
+    found = world.run(api_keys.list_days, 30, api_key=7, now_ms=world.now_ms)
     assert [row["tokens"] for row in found] == [3, 3]
-    assert world.run(key_days.list_days, 1, now_ms=world.now_ms)[0]["answered_queries"] == 200
+    assert world.run(api_keys.list_days, 1, now_ms=world.now_ms)[0]["answered_queries"] == 200
     for one in (7, None):
         assert "(api_key=? AND day>?)" in world.run(plan_of_days, one)

@@ -1,5 +1,6 @@
-"""Groups of command line options: a parameter whose type is a dataclass stands for the options that are its fields.
+"""Commands of both programs: groups of options, and the end of a help text.
 
+- A parameter whose type is a dataclass stands for the options that are its fields.
 - A field is an option as a parameter would be: its name, its type with `typer.Option` in `Annotated`, its default.
 - The options stand where the group stands in the signature; several commands may have the same group.
 """
@@ -41,3 +42,8 @@ def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
         )
+
+
+def lesson(example: str, then: str, codes: str) -> str:
+    """Return the end of a help text; empty lines separate its paragraphs, the only breaks that `--help` keeps."""
+    return "\n\n".join((f"Example: {example}", f"Then: {then}", codes))

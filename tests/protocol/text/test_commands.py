@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from protocol.text.option_groups import with_option_groups
+from protocol.text.commands import with_option_groups
 
 
 @dataclass(frozen=True)

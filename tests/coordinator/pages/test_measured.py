@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.pages import samples
+from coordinator.pages import measured
 from protocol.wire import canonical
 from protocol.work.learning import EvaluationSample, EvaluationSamples
 from tests.coordinator.pages.rounds import HOSTILE
@@ -91,7 +91,7 @@ class Reader(HTMLParser):
 
 
 def shown(*evaluations: EvaluationSamples) -> list[str]:
-    section = samples.section(evaluations)
+    section = measured.samples_section(evaluations)
     assert section is not None
     return Reader(section).texts
 
@@ -121,7 +121,7 @@ class TestSection:
 
     @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
     def test_what_nodes_write_is_text(self, text: str) -> None:
-        section = samples.section([evaluated(2, text[:2000]), evaluated(1, text[:2000])])
+        section = measured.samples_section([evaluated(2, text[:2000]), evaluated(1, text[:2000])])
         assert section is not None
         assert not {"script", "img", "b"} & set(Reader(section).tags)
         assert not set("\u202e\u2066\u200b\x1b") & set(section)
@@ -131,4 +131,4 @@ class TestSection:
 
     def test_no_evaluation_is_said_and_no_permission_is_nothing(self) -> None:
         assert "No samples yet: no evaluation has ended." in shown()
-        assert samples.section(None) is None
+        assert measured.samples_section(None) is None

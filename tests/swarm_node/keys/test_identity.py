@@ -8,7 +8,7 @@ from protocol.errors import ConfigInvalid
 from protocol.people.owner import Delegation, seal_statement
 from protocol.wire.signing import NodeKey
 from swarm_node.base.disk import DiskFailed
-from swarm_node.keys import delegation, identity, rotation
+from swarm_node.keys import delegation, identity
 
 
 def test_a_rotation_that_was_interrupted_keeps_the_history_when_done_again(tmp_path: Path) -> None:
@@ -16,10 +16,10 @@ def test_a_rotation_that_was_interrupted_keeps_the_history_when_done_again(tmp_p
     in_the_way = tmp_path / f"old-{old[-8:]}" / identity.FILE
     in_the_way.mkdir(parents=True)
     with pytest.raises(DiskFailed):
-        rotation.rotate(tmp_path, drop_unsent=False, keep_history=True)
+        identity.rotate(tmp_path, drop_unsent=False, keep_history=True)
     in_the_way.rmdir()
     assert identity.load_or_create(tmp_path / identity.FILE).key.node_id == old
-    was, new = rotation.rotate(tmp_path, drop_unsent=False, keep_history=True, number=2)
+    was, new = identity.rotate(tmp_path, drop_unsent=False, keep_history=True, number=2)
     assert was == old
     assert identity.load_or_create(tmp_path / identity.FILE).key.node_id == new
     word = delegation.kept(tmp_path, new)
@@ -40,9 +40,9 @@ def test_what_was_done_between_an_interrupted_rotation_and_the_next_is_kept_besi
         (outbox.parent / "address.json").write_bytes(said)
         if said == b"first":
             with pytest.raises(DiskFailed):
-                rotation.rotate(tmp_path, drop_unsent=True)
+                identity.rotate(tmp_path, drop_unsent=True)
             in_the_way.rmdir()
-    assert rotation.rotate(tmp_path, drop_unsent=True)[0] == old
+    assert identity.rotate(tmp_path, drop_unsent=True)[0] == old
     kept = sorted(path.read_bytes() for path in aside.rglob("1.rollout"))
     assert kept == sorted(path.read_bytes() for path in aside.rglob("address.json*")) == [b"first", b"second"]
     assert not outbox.exists()
@@ -54,5 +54,5 @@ def test_an_owners_node_does_not_take_its_history_along(tmp_path: Path, word: by
     of_owner = seal_statement(NodeKey(bytes(32)), Delegation(node_id=me, number=1))
     (tmp_path / delegation.FILE).write_bytes(of_owner if word is None else word)
     with pytest.raises(ConfigInvalid, match="works for an owner"):
-        rotation.rotate(tmp_path, drop_unsent=False, keep_history=True)
+        identity.rotate(tmp_path, drop_unsent=False, keep_history=True)
     assert identity.load_or_create(tmp_path / identity.FILE).key.node_id == me

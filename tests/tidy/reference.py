@@ -4,6 +4,7 @@
 - docs/reference/settings.md: every key of a round's file, from the models in `coordinator.config`.
 - docs/reference/errors.md: every error code with its hints, and every reason for a refusal that has no error.
 - docs/reference/metrics.md: every metric of `/metrics`.
+- docs/reference/messages.md: the fields of every message, from the models in `protocol` and `ledger`.
 - docs/reference/states.md: the states of leases, groups and rollouts, from their transition tables.
 - docs/glossary.md: the glossary in the docstring of `protocol`.
 - The pages depend on nothing but the code: no terminal, no environment variable, no home folder, no clock.
@@ -32,6 +33,7 @@ from protocol.errors import ERRORS, SwarmError
 from protocol.work import messages
 from protocol.work.lease import TRANSITIONS, LeaseState
 from swarm_node.commands.options import DEFAULT_HOME
+from tests.tidy import message_reference
 from tests.tidy.repository import ROOMS, ROOT, python_files, text, tree
 
 PROGRAMS = {
@@ -52,6 +54,7 @@ def pages() -> dict[Path, str]:
         folder / "settings.md": "\n".join(settings_page()) + "\n",
         folder / "errors.md": "\n".join(errors_page()) + "\n",
         folder / "metrics.md": "\n".join(metrics_page()) + "\n",
+        folder / "messages.md": "\n".join(messages_page()) + "\n",
         folder / "states.md": "\n".join(states_page()) + "\n",
         Path("docs/glossary.md"): "\n".join(glossary_page()) + "\n",
     }
@@ -240,6 +243,20 @@ def metrics_page() -> Iterator[str]:
         suffix = "_total" if family.kind == "counter" else ""
         rows.append((f"`echo_swarm_{family.name}{suffix}`", family.kind, code(family.label), family.help))
     yield from table(*sorted(rows[:1]), *sorted([*rows[1:], *process_metrics()]))
+
+
+def messages_page() -> Iterator[str]:
+    """Yield the lines of the page of messages."""
+    yield from ("# Messages", "", NOTE, "")
+    yield "The type and the bounds of every field, bounds included. [The protocol](../protocol.md) and [the"
+    yield "ledger](../ledger.md) have their meaning, and what these types do not say."
+    for path, found in message_reference.sections():
+        yield from ("", f"## `{path}`")
+        for model in found:
+            yield from ("", f"### {model.__name__}", "", (model.__doc__ or "").strip().partition("\n")[0])
+            if fields := message_reference.rows(model):
+                yield ""
+                yield from table(("field", "type and bounds"), *fields)
 
 
 def process_metrics() -> Iterator[tuple[str, str, str, str]]:

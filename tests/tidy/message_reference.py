@@ -21,6 +21,7 @@ PATTERNS = {
     r"^([0-9a-f]{64})?$": "64 hex digits, or empty",
     r"^([0-9a-f]{32}){1,2}$": "32 or 64 hex digits",
     r"^([0-9a-f]{32}){0,2}$": "32 or 64 hex digits, or empty",
+    "^({0}/{0}/{0})?$".format("[a-z0-9_.-]{1,20}"): "`engine/dtype/device`, each of 1 to 20 of `a-z0-9_.-`, or empty",
 }
 """Patterns that have a name in docs/protocol.md."""
 
@@ -76,7 +77,8 @@ def described(field: dict[str, Any]) -> str:
     if kind == "string" and (pattern := field.get("pattern", "")):
         digits = re.fullmatch(r"\^\[0-9a-f\]\{(\d+)\}\$", pattern)
         named = f"{digits[1]} hex digits" if digits else PATTERNS.get(pattern)
-        return named or f"{_text(field)}, of the form `{pattern}`"
+        form = "an http or https URL" if pattern.startswith("^https?://") else f"of the form `{pattern}`"
+        return named or f"{_text(field)}, {form}"
     if kind == "string":
         return _text(field)
     if kind == "object" and isinstance(values := field.get("additionalProperties"), dict):

@@ -3,7 +3,7 @@
 - docs/reference/commands.md: every command of all programs, as its `--help` describes it.
 - docs/reference/settings.md: every key of a round's file, from the models in `coordinator.config`.
 - docs/reference/errors.md: every error code with its hints, and every reason for a refusal that has no error.
-- docs/reference/metrics.md: every metric of `/metrics`.
+- docs/reference/metrics.md: every metric of `/metrics`, and every figure of an update.
 - docs/reference/messages.md: the fields of every message, from the models in `protocol` and `ledger`.
 - docs/reference/states.md: the states of leases, groups and rollouts, from their transition tables.
 - docs/glossary.md: the glossary in the docstring of `protocol`.
@@ -26,6 +26,7 @@ import protocol
 from coordinator.api import public as answers
 from coordinator.config import manual
 from coordinator.config.fixed import FIXED
+from coordinator.pages import metric_words
 from coordinator.reports import metrics
 from coordinator.rules import selection
 from coordinator.rules.lifecycle import GROUP_MOVES, ROLLOUT_MOVES
@@ -243,6 +244,26 @@ def metrics_page() -> Iterator[str]:
         suffix = "_total" if family.kind == "counter" else ""
         rows.append((f"`echo_swarm_{family.name}{suffix}`", family.kind, code(family.label), family.help))
     yield from table(*sorted(rows[:1]), *sorted([*rows[1:], *process_metrics()]))
+    yield from ("", "## Figures of each update", "")
+    yield "Each line of `learner/metrics.jsonl` has these, the training page shows them, and boards get them."
+    yield ""
+    captions = [metric_words.caption(name) for name in sorted(metric_words.KNOWN)]
+    yield from table(("figure", "title", "meaning"), *((code(one.raw), one.title, one.about) for one in captions))
+    yield from (
+        "",
+        "Exactly, with d_t = log π_old − log μ over the tokens that are judged, and w_t the weight of each:",
+        "",
+    )
+    yield from figures_in_docstrings()
+
+
+def figures_in_docstrings() -> Iterator[str]:
+    """Yield the lines of the learner's docstrings that define a figure."""
+    for module in ("objective", "policy"):
+        said = ast.get_docstring(tree(Path(f"coordinator/learner/{module}.py"))) or ""
+        for line in said.splitlines():
+            if line.startswith("    ") and line.split()[0].rstrip(",") in metric_words.KNOWN:
+                yield line
 
 
 def messages_page() -> Iterator[str]:

@@ -245,15 +245,13 @@ def metrics_page() -> Iterator[str]:
         rows.append((f"`echo_swarm_{family.name}{suffix}`", family.kind, code(family.label), family.help))
     yield from table(*sorted(rows[:1]), *sorted([*rows[1:], *process_metrics()]))
     yield from ("", "## Figures of each update", "")
-    yield "Each line of `learner/metrics.jsonl` has these, the training page shows them, and boards get them."
+    yield "The training page shows these; `learner/metrics.jsonl` and boards have them, too."
     yield ""
     captions = [metric_words.caption(name) for name in sorted(metric_words.KNOWN)]
     yield from table(("figure", "title", "meaning"), *((code(one.raw), one.title, one.about) for one in captions))
-    yield from (
-        "",
-        "Exactly, with d_t = log π_old − log μ over the tokens that are judged, and w_t the weight of each:",
-        "",
-    )
+    yield ""
+    yield "Exactly, with d_t = log π_old − log μ over the tokens that are judged, and w_t the weight of each:"
+    yield ""
     yield from figures_in_docstrings()
 
 
@@ -262,7 +260,8 @@ def figures_in_docstrings() -> Iterator[str]:
     for module in ("objective", "policy"):
         said = ast.get_docstring(tree(Path(f"coordinator/learner/{module}.py"))) or ""
         for line in said.splitlines():
-            if line.startswith("    ") and line.split()[0].rstrip(",") in metric_words.KNOWN:
+            figure = re.match(r"    ([a-z_/0-9]+)(, \S+)*  ", line)
+            if figure and figure[1] in metric_words.KNOWN:
                 yield line
 
 

@@ -13,6 +13,14 @@
 - After a restore the next update is bit for bit the one that would have followed.
 - If several ranks train the policy (see `ranks`), each computes some of the pieces, holds its shard of all weights, and
   has every log-probability and every metric afterwards. All of them call the same methods in the same order.
+
+Metrics of an update, besides those of `objective`:
+
+    reward/signal               share of the groups whose raw scores differ
+    reward/taught               share of the samples that are judged, chosen, and whose advantage is not 0
+    entropy                     of π_old at the sampling temperature, in nats, over all drawn tokens, judged or not
+    loss                        of the last step on the batch, before it
+    learner/grad_norm           the largest norm of the steps before clipping, of all ranks together
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The learner's metrics in words: the question that each one answers, its title, and a line that explains it.
 
 - A metric without words here is shown under its own name, with the question of its family or else with `HEALTHY`.
-- docs/watching.md defines each metric exactly.
+- docs/reference/metrics.md lists them, with the definitions in the learner's docstrings.
 """
 
 from coordinator.pages.charts import Caption

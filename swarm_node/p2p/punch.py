@@ -3,14 +3,26 @@
     A's first packet opens A's NAT for B. B's NAT drops it, unless B has already opened it for A. The second
     sender gets through: one connection, by a simultaneous open or into the listening socket.
 
-- The coordinator names the peer to both sides (`FetchPlan.punches`), and the observers that report this host's public
-  address (`FetchPlan.observers`). Observers are dialled from the listening port, too, and answer by libp2p's identify.
-- TCP may report on both sides that the host opened the connection, or on both that it accepted it. So the host whose
-  peer id is the lower string starts the handshakes, whatever TCP reports.
-- A lost connection is punched again until the next plan; pauses grow after failed attempts.
-- No plan can make this host flood an address: it dials one port per address, no port below `PUNCH_PORT_MIN`, no
-  private address unless the coordinator is in that network, and no more often than `PunchBudget` allows.
-- The result is reported with the next request for a plan, if it differs from the last report.
+1. *Observe.* The plan of a node that cannot be dialled names up to two `observers`. The node connects to each from its
+   listening port, opens a stream of `/ipfs/id/1.0.0` (libp2p's identify) and reads `observedAddr`. Every node must
+   answer identify.
+2. *Report.* `observed` of the next `PlanRequest` has the addresses, one for each observer that answered. If they differ
+   from the last report, the node requests the plan again at once.
+3. *Pair.* A node is *punchable* if `observed` is one address, whose IP address is the one that its request came from,
+   and whose port is at least 1024. The next version's plan may pair two: both get the other in `punches`, the one that
+   fetches also in `peers`, with an empty `address`.
+4. *Punch.* The node dials each of `punches` from the listening port (`SO_REUSEADDR` and `SO_REUSEPORT` on both sockets,
+   before `bind`) at most five times, four seconds each, with 0.5, 1, 2 and 4 s between them, until a connection exists;
+   again after 10 s, doubled up to a minute, until the next plan. It keeps that connection as those of `calls`.
+5. *Roles.* The node whose peer id is the lower text begins the handshakes (negotiation, Noise, Yamux), whatever TCP
+   reports: TCP may report on both sides that they opened the connection, or that they accepted it. The same holds for a
+   connection that comes to the listening port from the exact address of one of `punches`. Streams go both ways.
+6. *Report.* `punched` and `unpunched` of the next `PlanRequest` name those of `punches` with which it worked and did
+   not, if that changed. A punched peer does not count as `answered` in a receipt.
+
+No plan can make this host flood an address. It dials only one of `punches` per IP address (IPv6: 56 bits), written as
+numbers; no port below 1024; no private address unless the coordinator has one; per minute at most 10 times one address,
+observers included, and 288 times in all (`PunchBudget`).
 """
 
 import ipaddress

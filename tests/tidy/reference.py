@@ -3,7 +3,8 @@
 - docs/reference/commands.md: every command of all programs, as its `--help` describes it.
 - docs/reference/settings.md: every key of a round's file, from the models in `coordinator.config`.
 - docs/reference/errors.md: every error code with its hints, and every reason for a refusal that has no error.
-- docs/reference/metrics.md: every metric of `/metrics`.
+- docs/reference/metrics.md: every metric of `/metrics`, and every figure of an update.
+- docs/reference/messages.md: the fields of every message, from the models in `protocol` and `ledger`.
 - docs/reference/states.md: the states of leases, groups and rollouts, from their transition tables.
 - docs/glossary.md: the glossary in the docstring of `protocol`.
 - The pages depend on nothing but the code: no terminal, no environment variable, no home folder, no clock.
@@ -25,6 +26,7 @@ import protocol
 from coordinator.api import public as answers
 from coordinator.config import manual
 from coordinator.config.fixed import FIXED
+from coordinator.pages import metric_words
 from coordinator.reports import metrics
 from coordinator.rules import selection
 from coordinator.rules.lifecycle import GROUP_MOVES, ROLLOUT_MOVES
@@ -32,6 +34,7 @@ from protocol.errors import ERRORS, SwarmError
 from protocol.work import messages
 from protocol.work.lease import TRANSITIONS, LeaseState
 from swarm_node.commands.options import DEFAULT_HOME
+from tests.tidy import message_reference
 from tests.tidy.repository import ROOMS, ROOT, python_files, text, tree
 
 PROGRAMS = {
@@ -52,6 +55,7 @@ def pages() -> dict[Path, str]:
         folder / "settings.md": "\n".join(settings_page()) + "\n",
         folder / "errors.md": "\n".join(errors_page()) + "\n",
         folder / "metrics.md": "\n".join(metrics_page()) + "\n",
+        folder / "messages.md": "\n".join(messages_page()) + "\n",
         folder / "states.md": "\n".join(states_page()) + "\n",
         Path("docs/glossary.md"): "\n".join(glossary_page()) + "\n",
     }
@@ -240,6 +244,39 @@ def metrics_page() -> Iterator[str]:
         suffix = "_total" if family.kind == "counter" else ""
         rows.append((f"`echo_swarm_{family.name}{suffix}`", family.kind, code(family.label), family.help))
     yield from table(*sorted(rows[:1]), *sorted([*rows[1:], *process_metrics()]))
+    yield from ("", "## Figures of each update", "")
+    yield "The training page shows these; `learner/metrics.jsonl` and boards have them, too."
+    yield ""
+    captions = [metric_words.caption(name) for name in sorted(metric_words.KNOWN)]
+    yield from table(("figure", "title", "meaning"), *((code(one.raw), one.title, one.about) for one in captions))
+    yield ""
+    yield "Exactly, with d_t = log π_old − log μ over the tokens that are judged, and w_t the weight of each:"
+    yield ""
+    yield from figures_in_docstrings()
+
+
+def figures_in_docstrings() -> Iterator[str]:
+    """Yield the lines of the learner's docstrings that define a figure."""
+    for module in ("objective", "policy"):
+        said = ast.get_docstring(tree(Path(f"coordinator/learner/{module}.py"))) or ""
+        for line in said.splitlines():
+            figure = re.match(r"    ([a-z_/0-9]+)(, \S+)*  ", line)
+            if figure and figure[1] in metric_words.KNOWN:
+                yield line
+
+
+def messages_page() -> Iterator[str]:
+    """Yield the lines of the page of messages."""
+    yield from ("# Messages", "", NOTE, "")
+    yield "The type and the bounds of every field, bounds included. [The protocol](../protocol.md) and [the"
+    yield "ledger](../ledger.md) have their meaning, and what these types do not say."
+    for path, found in message_reference.sections():
+        yield from ("", f"## `{path}`")
+        for model in found:
+            yield from ("", f"### {model.__name__}", "", (model.__doc__ or "").strip().partition("\n")[0])
+            if fields := message_reference.rows(model):
+                yield ""
+                yield from table(("field", "type and bounds"), *fields)
 
 
 def process_metrics() -> Iterator[tuple[str, str, str, str]]:

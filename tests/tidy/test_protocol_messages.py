@@ -5,7 +5,6 @@
 - Every message stands in one of them, except those that only the operator's programs send.
 """
 
-import importlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.wire.message import Message
-from tests.tidy.repository import python_files, report, text
+from tests.tidy.message_reference import all_messages
+from tests.tidy.repository import report, text
 
 PAGES = (Path("docs/protocol.md"), Path("docs/ledger.md"))
 OPERATORS = ("protocol.work.learning", "protocol.work.auditing")
@@ -25,19 +24,11 @@ MESSAGE, KIND = re.compile(r"\b([A-Z][A-Za-z]+) +\{"), re.compile(r"^    ([a-z_]
 Fields = frozenset[str]
 
 
-def below(model: type[Message]) -> Iterator[type[Message]]:
-    for child in model.__subclasses__():
-        yield child
-        yield from below(child)
-
-
 @pytest.fixture(scope="module")
 def real() -> dict[str, set[Fields]]:
-    """Messages by their names, which a few share, and by their kinds: the fields of each."""
-    for path in python_files("protocol", "ledger"):
-        importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+    """Messages by their names and by their kinds: the fields of each."""
     found = defaultdict(set)
-    for model in below(Message):
+    for model in all_messages():
         names = frozenset(model.model_fields)
         found[model.__name__].add(names)
         if "kind" in names and isinstance(kind := model.model_fields["kind"].default, str):
@@ -81,14 +72,12 @@ def test_the_protocol_document_gives_messages_their_fields(
     report([f"{name}: {sorted(said)} should be {[*map(sorted, fields)]}" for name, said, fields in wrong])
 
 
-@pytest.mark.usefixtures("real")
 def test_every_message_of_a_node_or_a_reader_stands_in_the_documents() -> None:
     """Another implementer has no other list of them."""
     written_names = {name for where in (MESSAGE, KIND) for name, _ in written(where)}
     names = {
         model.__name__: {model.__name__, getattr(model.model_fields.get("kind"), "default", None)}
-        for model in below(Message)
-        if model.__module__.startswith(("protocol.", "ledger."))  # other tests import the programs, too
-        and not (model.__name__.startswith("_") or model.__module__ in OPERATORS)
+        for model in all_messages()
+        if model.__module__ not in OPERATORS
     }
     report([f"{name} does not stand in {PAGES}" for name, known in names.items() if not known & written_names])

@@ -8,7 +8,7 @@ from coordinator.config import manual
 from ledger.book import ClaimState
 from protocol.work.auditing import Found
 from protocol.work.lease import LeaseState
-from tests.tidy import reference
+from tests.tidy import message_reference, reference
 from tests.tidy.repository import ROOT, files, report, text
 
 
@@ -26,6 +26,11 @@ def test_no_page_of_the_reference_is_left_from_before() -> None:
             if path.parts[:2] == ("docs", "reference") and path not in known
         ]
     )
+
+
+def test_every_field_of_a_message_has_a_type() -> None:
+    fields = [(model, *row) for model in message_reference.all_messages() for row in message_reference.rows(model)]
+    report([f"{model.__name__}: {name} has no type" for model, name, said in fields if not re.match(r"[`\[\w]", said)])
 
 
 def test_the_glossary_is_alphabetical_and_every_term_is_there_once() -> None:

@@ -2,7 +2,19 @@
 
 - Only files of the commit are built, from a temporary copy: changed and untracked files have no effect.
 - Two builds of one commit are the same byte for byte. The wheel is also the one that install.sh builds from a checkout.
-- Nothing is published or signed here: docs/recipes.md has these steps.
+- Nothing is published or signed here.
+
+To release a version:
+
+1. Set `version` in `pyproject.toml`, and the date of its section in `CHANGELOG.md`. Commit, and run `make test` and
+   `make test-install`.
+2. `make release` writes into `dist`: wheel, sdist, a bill of materials (CycloneDX), `CHANGES.md` and `SHA256SUMS`.
+3. On a second machine, `make release` of the same commit must write the same `SHA256SUMS`.
+4. Sign `SHA256SUMS`, for example with `minisign -Sm SHA256SUMS` or `ssh-keygen -Y sign -n file -f KEY SHA256SUMS`.
+   Publish the public key where the project is described, not beside the files.
+5. Tag the commit (`git tag -s v1.2.3`), and upload wheel and sdist to the package index with its own client
+   (`uv publish dist/*.whl dist/*.tar.gz`).
+6. Attach the other files and the signature to the tag's page. Install the release on a bare system with `install.sh`.
 """
 
 import argparse

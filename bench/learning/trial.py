@@ -112,6 +112,7 @@ class Trial:
     def publish(self) -> Path:
         """The folder of the policy as it stands, which rollouts may now come from."""
         self._versions[self.update] = self._config.round.directory / "versions" / str(self.update)
+        self._versions[self.update].parent.mkdir(parents=True, exist_ok=True)
         self.crew.publish(self._versions[self.update])
         return self._versions[self.update]
 

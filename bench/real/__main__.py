@@ -63,6 +63,7 @@ def main() -> int:
         "--updates", type=int, default=2 if quick else 30, help="of each arm of moments, bound and curve"
     )
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 4] if quick else list(curve.STALENESS))
+    parser.add_argument("--adapters", action="store_true", help="train adapters in the curve, without TRL")
     options = parser.parse_args()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers annotates half
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
@@ -104,7 +105,7 @@ def _measure(bench: Bench, part: str, folder: Path, scratch: Path, options: argp
         case "bound":
             bound.measure(bench, folder, scratch, max(updates, bound.UNCOUNTED + 1))
         case "curve":
-            curve.measure(bench, folder, scratch, options.staleness, updates)
+            curve.measure(bench, folder, scratch, options.staleness, updates, adapters=options.adapters)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 - Ours samples, rewards, trains and publishes as a round does, in one process (`bench.learning.trial`): every batch is
   exactly S updates old. TRL is `GRPOTrainer.train` with its own `generate`.
 - Judged is the mean reward of held-out problems, before and after, drawn by our engine for both.
+- `--adapters` trains adapters, which our engine merges into the base, and leaves TRL out.
 """
 
 import json
@@ -26,7 +27,7 @@ from bench.learning.trial import Trial
 from coordinator.config import Config, load
 
 EXAMPLE, TASK = ROOT / "examples" / "sums.toml", ROOT / "examples" / "sums.py"
-RATE = 1e-5
+RATE, ADAPTERS_RATE, ADAPTERS_RANK = 1e-5, 1e-4, 32
 STALENESS = (0, 1, 2, 3, 4)
 KEPT = 0.95
 """Least share of the gain with fresh groups that groups of S updates ago must reach."""
@@ -53,8 +54,8 @@ class Job:
     saved: str
 
 
-def settings(folder: Path, model: Path, staleness: int, updates: int) -> Config:
-    """The example's round with all weights in training."""
+def settings(folder: Path, model: Path, staleness: int, updates: int, *, adapters: bool = False) -> Config:
+    """The example's round with all weights in training, or adapters."""
     changed = {
         "round.directory": folder,
         "round.max_updates": updates,
@@ -62,30 +63,32 @@ def settings(folder: Path, model: Path, staleness: int, updates: int) -> Config:
         "task.name": TASK,
         "staleness.max_updates": staleness,
         "staleness.publish_every": 1,
-        "learner.lora_rank": 0,
-        "learner.learning_rate": RATE,
+        "learner.lora_rank": ADAPTERS_RANK if adapters else 0,
+        "learner.learning_rate": ADAPTERS_RATE if adapters else RATE,
         "learner.warmup_updates": 1,
     }
     return load(EXAMPLE, [f"{name}={value}" for name, value in changed.items()])
 
 
-def measure(bench: Bench, model: Path, scratch: Path, staleness: Sequence[int], updates: int) -> None:
+def measure(
+    bench: Bench, model: Path, scratch: Path, staleness: Sequence[int], updates: int, *, adapters: bool
+) -> None:
     """Every arm, and the judgement."""
-    problems = list[str]()
+    problems, arms = list[str](), list[str]()
     for old in staleness:
-        answers = _train_ours(bench, settings(scratch / f"{old}", model, old, updates), f"curve, S = {old}", old)
+        arms.append(f"curve, S = {old}")
+        config = settings(scratch / f"{old}", model, old, updates, adapters=adapters)
+        answers = _train_ours(bench, config, arms[-1], old)
         problems = problems or answers
-    _train_trl(bench, model, scratch, problems, updates)
-    gain = {name: bench.median(f"{name}: after") - bench.median(f"{name}: before") for name in _arms(staleness)}
+    if not adapters:
+        _train_trl(bench, model, scratch, problems, updates)
+        arms.append(TRL)
+    gain = {name: bench.median(f"{name}: after") - bench.median(f"{name}: before") for name in arms}
     fresh = gain.pop(f"curve, S = {min(staleness)}")
     for name, gained in gain.items():
         bench.measure(f"{name}: gain ÷ that of S = {min(staleness)}", gained / fresh, unit="×")
         if name != TRL:
             bench.goal(f"{name}: at least {KEPT:.0%} of the gain", gained / fresh, at_least=KEPT)
-
-
-def _arms(staleness: Sequence[int]) -> list[str]:
-    return [*(f"curve, S = {old}" for old in staleness), TRL]
 
 
 def _train_ours(bench: Bench, config: Config, name: str, staleness: int) -> list[str]:

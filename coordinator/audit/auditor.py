@@ -34,8 +34,7 @@ import httpx
 
 from coordinator.audit.case import Case, RoundArchive, earlier, opened
 from coordinator.audit.check import ExactReplay, look_closer, replay_by_class, report_on
-from coordinator.audit.probing import Probes
-from coordinator.audit.rounding import Rounding, drawings, honest_groups
+from coordinator.audit.rounding import Probes, Rounding, drawings, honest_groups
 from coordinator.base.answers import named, pause_s, refusal
 from coordinator.config import Config
 from coordinator.model.watchdog import Watchdog

@@ -27,8 +27,7 @@ from protocol.errors import ConfigInvalid
 from protocol.start import quick_imports
 
 if TYPE_CHECKING:
-    from coordinator.learner.auditor_memory import AuditorNeed
-    from coordinator.learner.memory import Footprint
+    from coordinator.learner.memory import AuditorNeed, Footprint
 
 log = logging.getLogger(__name__)
 

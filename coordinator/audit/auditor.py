@@ -7,9 +7,8 @@
 - An auditor that works on cases reports that regularly and keeps them, however slow it is: every module that computed
   something counts as progress. Without progress for `audit.timeout_s` it ends itself, and another gets its cases.
 - It requests as many cases as it can finish in that time, so that other auditors get their share.
-- Groups of the operator's own nodes calibrate their class as they are replayed (`coordinator.audit.probing`). The error
-  of bf16 on this policy is measured by the auditor, before it judges the first claim in bf16
-  (`coordinator.audit.rounding`).
+- Groups of the operator's own nodes calibrate their class as they are replayed. The error of bf16 on this policy is
+  measured by the auditor, before it judges the first claim in bf16 (`coordinator.audit.rounding`).
 - If a version was deleted, or a case cannot be replayed, this is not the node's fault: the claim is pardoned.
 - It has a low processor priority: late settlement is better than late sampling or learning.
 - When standard input ends, the coordinator has ended, and the auditor ends if the coordinator started it.

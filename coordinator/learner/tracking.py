@@ -215,7 +215,7 @@ class Tracker:
                         board.log_samples(samples)
 
     def close(self) -> None:
-        """Write the file to disk, and close the boards, which may take `board_queue.CLOSE_S` each."""
+        """Write the file to disk, and close the boards, which may take `CLOSE_S` each."""
         if self._file.closed:
             return
         os.fsync(self._file.fileno())

@@ -249,7 +249,7 @@ def _usable_cards(section: str, device: str, ranks: int = 1) -> Sequence[int]:
     return chosen
 
 
-def _found(config: Config, asked: Sequence[str]) -> ConfigInvalid | None:
+def _checked_here(config: Config, asked: Sequence[str]) -> ConfigInvalid | None:
     """Make the check with these arguments of the process; return or raise the error, if there is one."""
     if CARDS not in asked:
         return refusal(config, this_machine(config, auditor="auditor" in asked), replay="replay" in asked)
@@ -263,7 +263,7 @@ def _found(config: Config, asked: Sequence[str]) -> ConfigInvalid | None:
 def main() -> int:
     config = Config.model_validate_json(sys.stdin.read())
     try:
-        refused = _found(config, sys.argv[1:])
+        refused = _checked_here(config, sys.argv[1:])
     except ConfigInvalid as error:
         refused = error
     if refused:

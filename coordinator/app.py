@@ -366,7 +366,7 @@ def _recorder(round_: Round, name: str) -> Callable[[Life], Awaitable[None]]:
     """Return a callback that records the state of a child process in the store, for the status."""
 
     async def record(life: Life) -> None:
-        await round_.database.run(programs.fares, name, asdict(life), now_ms())
+        await round_.database.run(programs.record_child, name, asdict(life), now_ms())
 
     return record
 

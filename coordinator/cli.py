@@ -8,7 +8,7 @@ import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from protocol.start import quick_imports
 from protocol.text.commands import lesson
 from protocol.text.log_lines import VARIABLE
 from protocol.text.plain import counted
+
+if TYPE_CHECKING:
+    from coordinator.config import Config
 
 LAZY: dict[str, CommandEntry] = {
     "init": CommandEntry(
@@ -395,6 +398,15 @@ def _words(options: str) -> tuple[str, ...]:
         raise ConfigInvalid(f"--node {options!r}: {error}.", hint='Write --node "--engine llama".') from error
 
 
+def _config_of(source: Path, settings: list[str]) -> "Config":
+    """Return the configuration of a file with settings on top, or that of the round in a folder."""
+    from coordinator.config import Config, load
+
+    if source.is_dir():
+        return Config.model_validate_json((source / "resolved.json").read_text())
+    return load(source, settings)
+
+
 @app.command(
     epilog=lesson(
         "swarm-coordinator auditor round.toml --coordinator http://10.0.0.2:8700",
@@ -419,17 +431,13 @@ def auditor(
         from coordinator.base import logs
         from coordinator.base.children import leave_with_parent
         from coordinator.base.files import private_from_now_on
-        from coordinator.config import Config, load
         from coordinator.learner.preflight import require_cards
 
     logs.to_stderr(quiet=False)
     private_from_now_on()
     if child:
         leave_with_parent()
-    if source.is_dir():
-        config = Config.model_validate_json((source / "resolved.json").read_text())
-    else:
-        config = load(source, settings)
+    config = _config_of(source, settings)
     if not child:  # `launch` has checked it
         require_cards(config, learner=False, auditor=True)
     name = "launched" if child else f"{socket.gethostname()[:40]}-{os.getpid()}"
@@ -459,7 +467,6 @@ def learner(
     from coordinator.base import logs
     from coordinator.base.children import leave_with_parent, script
     from coordinator.base.files import private_from_now_on
-    from coordinator.config import Config, load
     from coordinator.learner import launch
     from coordinator.learner.preflight import require_cards
 
@@ -467,10 +474,7 @@ def learner(
     private_from_now_on()
     if child:
         leave_with_parent()
-    if source.is_dir():
-        config = Config.model_validate_json((source / "resolved.json").read_text())
-    else:
-        config = load(source, settings)
+    config = _config_of(source, settings)
     if coordinator and config.learner.kept_one_in:
         raise ConfigInvalid(
             "learner.kept_one_in needs the learner on the coordinator's machine, whose folder has what is published.",

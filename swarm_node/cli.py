@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
+from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
 from protocol.start import quick_imports
 from protocol.text.commands import lesson, with_option_groups
 from protocol.text.log_lines import VARIABLE
@@ -210,13 +210,10 @@ def why(
     broken, what was expected and observed, the tolerances and the command that repeats the check, and compares verdict
     and settlement with the public log. --replay needs one of the last two versions.
     """
-    import trio
-
     from swarm_node.base.clock import now_ms
     from swarm_node.commands import why as asking
     from swarm_node.coordinator_api import last_round
     from swarm_node.keys import identity
-    from swarm_node.ledger.ledger_check import Logged
 
     join_string, lease = last_round.with_round(join_string, lease)
     if replay and not lease:
@@ -226,23 +223,11 @@ def why(
     if not lease and len(joins) > 1:
         raise typer.Exit(asking.report_rounds(joins, home, key, typer.echo, as_json=as_json))
     join, lease = asking.round_of_lease(joins, home, lease) if lease else (joins[0], "")
-    refused = asking.refused(join, home, lease)
+    refused, warn = asking.refused(join, home, lease), partial(typer.echo, err=True)
     place, lie, code = asking.NOT_ASKED, None, 0
-    try:
-        answer = trio.run(asking.ask, join, key, lease)
-    except SwarmError as error:
-        if replay or not refused:
-            raise
-        typer.echo(named(error), err=True)
-        answer = asking.NOTHING
+    answer = asking.answer_to(join, key, lease, warn if refused and not replay else None)
     if lease and answer.explanations:
-        try:
-            place = trio.run(asking.look_up, join, home, key, answer.explanations[0])
-        except (ProofInvalid, LedgerForked, RolledBack) as error:
-            place, lie = Logged("contradicted"), error
-        except SwarmError as error:
-            place = Logged("not_compared")
-            typer.echo(f"not compared: {named(error)}", err=True)
+        place, lie = asking.compare(join, home, key, answer.explanations[0], warn)
     figures = {} if as_json or lease else asking.recent_figures(home, now_ms())
     holds = partial(asking.holds_version, join, home)
     for line in asking.report(answer, refused, place, about=lease, as_json=as_json, holds=holds, figures=figures):
@@ -253,7 +238,7 @@ def why(
     except SwarmError as error:
         if lie is None:
             raise
-        typer.echo(f"not replayed: {named(error)}", err=True)
+        warn(f"not replayed: {named(error)}")
     if lie is not None:
         raise lie
     raise typer.Exit(code)

@@ -92,7 +92,7 @@ async def models(request: web.Request) -> web.Response:
     """List the versions that nodes hold, as models."""
     round_ = request.app[ROUND]
     await read_for_key(request, api_keys.number_of, require_key(request), now_ms=now_ms())
-    held = await _held(request)
+    held = await _held_versions(request)
     names = [(MODEL, round_.news.version), *((f"{MODEL}@{version}", version) for version in held)]
     return _json(replies.model_list([await _served(round_, name, version) for name, version in names]))
 
@@ -322,7 +322,7 @@ def _own_temperature(asked: float | None, usual: float) -> float | None:
     return 0.0 if asked < limits.TEMPERATURE_MIN else asked
 
 
-async def _held(request: web.Request) -> dict[int, int]:
+async def _held_versions(request: web.Request) -> dict[int, int]:
     """Return the versions that live nodes hold and that may still be sampled, the newest first, and how many do."""
     round_ = request.app[ROUND]
     alive_since_ms = now_ms() - round_.silent_after_ms
@@ -333,7 +333,7 @@ async def _version(request: web.Request, model: str) -> int | None:
     """Return the version that a model's name asks for; None for any. The newest one need not be at a node yet."""
     if model == MODEL:
         return None
-    held, version = await _held(request), model_version(model)
+    held, version = await _held_versions(request), model_version(model)
     if version is not None and version in (*held, request.app[ROUND].news.version):
         return version
     there = ", ".join([MODEL, *(f"{MODEL}@{version}" for version in held)])

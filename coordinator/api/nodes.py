@@ -157,7 +157,7 @@ async def progress(request: web.Request) -> web.Response:
     words = await _read(request, said, said.message.fragments, checked_rollouts.read_fragments, judge)
     answer = await commit(request, said, _progress, words=words, judge=judge)
     if words:
-        request.app[ROUND].waiting.queries.look()
+        request.app[ROUND].waiting.queries.check_now()
     return reply(answer)
 
 
@@ -310,7 +310,7 @@ def _plan(
         feeding = None if round_.plans.has(version) else round_.plans.choose(connection, live)
         round_.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled, feeding=feeding)
     round_.plans.fit_in(node)
-    return round_.plans.part(node)
+    return round_.plans.plan_for(node)
 
 
 def _place(request: web.Request) -> str:

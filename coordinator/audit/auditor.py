@@ -7,9 +7,8 @@
 - An auditor that works on cases reports that regularly and keeps them, however slow it is: every module that computed
   something counts as progress. Without progress for `audit.timeout_s` it ends itself, and another gets its cases.
 - It requests as many cases as it can finish in that time, so that other auditors get their share.
-- Groups of the operator's own nodes calibrate their class as they are replayed (`coordinator.audit.probing`). The error
-  of bf16 on this policy is measured by the auditor, before it judges the first claim in bf16
-  (`coordinator.audit.rounding`).
+- Groups of the operator's own nodes calibrate their class as they are replayed. The error of bf16 on this policy is
+  measured by the auditor, before it judges the first claim in bf16 (`coordinator.audit.rounding`).
 - If a version was deleted, or a case cannot be replayed, this is not the node's fault: the claim is pardoned.
 - It has a low processor priority: late settlement is better than late sampling or learning.
 - When standard input ends, the coordinator has ended, and the auditor ends if the coordinator started it.
@@ -34,8 +33,7 @@ import httpx
 
 from coordinator.audit.case import Case, RoundArchive, earlier, opened
 from coordinator.audit.check import ExactReplay, look_closer, replay_by_class, report_on
-from coordinator.audit.probing import Probes
-from coordinator.audit.rounding import Rounding, drawings, honest_groups
+from coordinator.audit.rounding import Probes, Rounding, drawings, honest_groups
 from coordinator.base.answers import named, pause_s, refusal
 from coordinator.config import Config
 from coordinator.model.watchdog import Watchdog
@@ -81,7 +79,7 @@ Load = Callable[[Path, Callable[[], None]], "VersionScorer"]
 
 LoadExact = Callable[[Path, Callable[[], None]], "ExactScorer"]
 
-S = TypeVar("S")
+Scorer = TypeVar("Scorer")
 
 FINDINGS: dict[AuditOutcome, Found] = {
     AuditOutcome.PASS: "pass",
@@ -130,12 +128,14 @@ class Policies:
         return None if written is None else place
 
     def score(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
-        return self._of(version, self._loaded, self._load).score(claims)
+        return self._loaded_version(version, self._loaded, self._load).score(claims)
 
     def score_exactly(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
-        return self._of(version, self._exact, self._load_exact).score(claims)
+        return self._loaded_version(version, self._exact, self._load_exact).score(claims)
 
-    def _of(self, version: int, loaded: "OrderedDict[int, S]", load: "Callable[[Path, Callable[[], None]], S]") -> "S":
+    def _loaded_version(
+        self, version: int, loaded: "OrderedDict[int, Scorer]", load: "Callable[[Path, Callable[[], None]], Scorer]"
+    ) -> "Scorer":
         """Return a version that is loaded; free those that were used least recently before another one is loaded."""
         if version not in loaded:
             while len(loaded) >= limits.AUDITOR_VERSIONS_MAX:
@@ -181,12 +181,12 @@ class Auditor:
             partial(load_exactly, config),
         )
         self._name = name
-        self._at_most = CASES_AT_FIRST
+        self._cases_max = CASES_AT_FIRST
         self._seconds = 0.0
         """The duration of the last batch."""
         self._exact_class: str | None = None
         """The exact class of this machine; None until a claim of some exact class needs it."""
-        self._told = set[str]()
+        self._foreign_classes = set[str]()
         """Exact classes about which the log says that they are not this auditor's."""
         self._probes = Probes(archive.metadata.round_id)
         self._rounding = Rounding(archive.metadata.round_id)
@@ -198,7 +198,7 @@ class Auditor:
         while True:
             try:
                 if judged:  # not sent yet, if the coordinator was away meanwhile
-                    self._bring(judged)
+                    self._send_verdicts(judged)
                     judged = []
                 tolerances = self._tolerances()
                 taken = self._claim_cases(tolerances)
@@ -276,7 +276,7 @@ class Auditor:
     def _holding(self) -> Iterator[None]:
         """Report regularly in this block that the auditor works on its cases."""
         done = threading.Event()
-        keeper = threading.Thread(target=self._keep, args=(done,), name="keeper", daemon=True)
+        keeper = threading.Thread(target=self._send_holds, args=(done,), name="keeper", daemon=True)
         keeper.start()
         try:
             with self._watchdog.watching():
@@ -285,7 +285,7 @@ class Auditor:
             done.set()
             keeper.join()
 
-    def _keep(self, done: threading.Event) -> None:
+    def _send_holds(self, done: threading.Event) -> None:
         """Report until `done` is set. It runs on its own thread, as a replay works in torch for minutes."""
         message = HoldCases(auditor=self._name).to_bytes()
         while not done.wait(self._config.audit.timeout_s / HOLDS):
@@ -304,7 +304,7 @@ class Auditor:
             judged = [self._replay_alone(taken.version, case, tolerances) for case in taken.cases]
         self._seconds = seconds = max(time.monotonic() - started, 1e-3)
         fitting = int(len(judged) * self._config.audit.timeout_s / seconds)
-        self._at_most = min(max(fitting, 1), 2 * self._at_most, limits.AUDITOR_CASES_AT_ONCE)
+        self._cases_max = min(max(fitting, 1), 2 * self._cases_max, limits.AUDITOR_CASES_AT_ONCE)
         log.info(
             "audited version=%d claims=%d seconds=%.2f findings=%s",
             taken.version, len(judged), seconds, ",".join(verdict.finding for verdict in judged),
@@ -320,20 +320,16 @@ class Auditor:
 
         def compare(places: Sequence[int], others: Sequence[int]) -> list[AuditReport]:
             kept = [other for other in others if self._policies.folder(other) is not None]
-            cases = [self._open(version, taken[place], kept) for place in places]
+            cases = [self._case_of(version, taken[place], kept) for place in places]
             replays = replay_by_class(cases, self._policies.score, exact)
             judged = [
                 report_on(case, replayed, tolerances, self._config.audit.tolerance, exact.numerics if exact else "")
                 for case, replayed in zip(cases, replays, strict=True)
             ]
             for place, case, replayed, report in zip(places, cases, replays, judged, strict=True):
-                if (
-                    taken[place].is_probe
-                    and case.lease.temperature is None
-                    and not is_exact(case.lease.judged_as)
-                    and not isinstance(replayed, SwarmError)
-                    and report.outcome is not AuditOutcome.HARD
-                ):
+                counts = taken[place].is_probe and report.outcome is not AuditOutcome.HARD
+                is_usual = case.lease.temperature is None and not is_exact(case.lease.judged_as)
+                if counts and is_usual and not isinstance(replayed, SwarmError):
                     self._probes.add(case.lease.judged_as, case.node, case.claim_id, replayed[version])
             return judged
 
@@ -349,8 +345,9 @@ class Auditor:
         named = set(filter(is_exact, classes))
         if named and self._exact_class is None:
             self._exact_class = self._own_class(version)
-        for name in sorted(named - {self._exact_class} - self._told)[: limits.CLASSES_MAX - len(self._told)]:
-            self._told.add(name)
+        foreign = sorted(named - {self._exact_class} - self._foreign_classes)
+        for name in foreign[: limits.CLASSES_MAX - len(self._foreign_classes)]:
+            self._foreign_classes.add(name)
             log.info(
                 "claims of class %s are judged as %s: the class of this auditor is %s",
                 name, float_class(name), self._exact_class or "no exact one",
@@ -383,7 +380,7 @@ class Auditor:
             report = json.dumps({"outcome": "pardon", "error": str(error)}).encode()
             return Judged(claim_id=case.claim_id, finding="pardon", validator=VALIDATOR, report=report)
 
-    def _open(self, version: int, case: AuditCase, neighbours: list[int]) -> Case:
+    def _case_of(self, version: int, case: AuditCase, neighbours: list[int]) -> Case:
         policy = self._policies.folder(version)
         sampler = self._archive.sampler(version)
         if policy is None or sampler is None:
@@ -410,7 +407,7 @@ class Auditor:
         )
 
     def _claim_cases(self, tolerances: Calibration) -> Cases:
-        message = TakeCases(auditor=self._name, at_most=self._at_most, classes=self._classes(tolerances))
+        message = TakeCases(auditor=self._name, at_most=self._cases_max, classes=self._classes(tolerances))
         return Cases.from_bytes(self._call("/v1/auditor/take", message.to_bytes()), max_bytes=ANSWER_MAX_BYTES)
 
     def _classes(self, tolerances: Calibration) -> tuple[str, ...]:
@@ -418,7 +415,7 @@ class Auditor:
         own = (self._exact_class,) if self._exact_class else ()
         return (*tolerances.measured_on(self._archive.metadata.round_id)[: limits.CLASSES_MAX - len(own)], *own)
 
-    def _bring(self, judged: list[Judged]) -> None:
+    def _send_verdicts(self, judged: list[Judged]) -> None:
         self._call(
             "/v1/auditor/verdicts",
             Verdicts(verdicts=tuple(judged), seconds=self._seconds, threads=threads_of(self._config)).to_bytes(),

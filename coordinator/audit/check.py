@@ -111,7 +111,7 @@ def replay(cases: Sequence[Case], score: Score) -> list[Replay | SwarmError]:
     sound: dict[int, tuple[Completion, ...]] = {}
     for number, case in enumerate(cases):
         try:
-            sound[number] = _own(case)
+            sound[number] = _own_completions(case)
             replays.append({})
         except SwarmError as error:
             replays.append(error)
@@ -131,7 +131,7 @@ def _versions(case: Case) -> tuple[int, ...]:
     return (case.lease.version, *case.neighbours)
 
 
-def _own(case: Case) -> tuple[Completion, ...]:
+def _own_completions(case: Case) -> tuple[Completion, ...]:
     completions = case.completions()
     if not any(len(said.tokens) for said in completions):
         raise TokensInvalid("The claim adds no token to the work done before.")

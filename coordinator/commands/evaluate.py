@@ -83,7 +83,7 @@ def run(
             seed=config.round.seed,
             now_ms=now_ms(),
         )
-        evaluation = _await(database, number, config.eval.patience_s) if wait else _one(database, number)
+        evaluation = _await(database, number, config.eval.patience_s) if wait else _evaluation(database, number)
     typer.echo(json.dumps(evaluation, indent=2) if as_json else overview.evaluation(evaluation))
     if wait and evaluation["state"] != "done":
         raise typer.Exit(3)
@@ -244,7 +244,7 @@ def _await(
 ) -> dict[str, Any]:
     """Wait until the evaluation has ended, and return it; a running coordinator ends it."""
     deadline = time.monotonic() + patience_s + ends_within_s
-    while (evaluation := _one(database, number))["state"] == "running":
+    while (evaluation := _evaluation(database, number))["state"] == "running":
         if time.monotonic() > deadline:
             raise Unreachable(
                 f"Evaluation {number} did not end within {patience_s:g} s.",
@@ -254,7 +254,7 @@ def _await(
     return evaluation
 
 
-def _one(database: "Database", number: int) -> dict[str, Any]:
+def _evaluation(database: "Database", number: int) -> dict[str, Any]:
     from coordinator.transactions import evaluations
 
     return next(row for row in database.run_now(evaluations.list_evaluations) if row["number"] == number)

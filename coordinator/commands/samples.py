@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import inf
 from typing import TYPE_CHECKING, Annotated
@@ -22,22 +22,26 @@ from coordinator.config import Config, fixed, load
 from coordinator.pages.words import readable
 from protocol.errors import ConfigInvalid
 from protocol.limits import NAME_MAX_CHARS
-from protocol.text.commands import lesson
+from protocol.text.commands import lesson, with_option_groups
 from protocol.text.plain import visible
 
 if TYPE_CHECKING:
-    from coordinator.commands.sample_records import SampleFilter, Shown
+    from coordinator.commands.sample_records import Shown
 
 app = typer.Typer(help="Read the samples of the nodes.", no_args_is_help=True, add_completion=False)
 
 
-Limit = Annotated[int, typer.Option(min=1, help="Maximum number of samples to show.")]
-Version = Annotated[int, typer.Option(min=0, help="Only samples of this version; 0: all versions.")]
-Node = Annotated[
-    str, typer.Option(help="Only samples of this node: its id, 6 or more characters from either end, or its name.")
-]
-RewardMin = Annotated[float, typer.Option(help="Minimum reward.")]
-RewardMax = Annotated[float, typer.Option(help="Maximum reward.")]
+@dataclass(frozen=True)
+class SampleOptions:
+    """The options that choose samples."""
+
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of samples to show.")] = 10
+    version: Annotated[int, typer.Option(min=0, help="Only samples of this version; 0: all versions.")] = 0
+    node: Annotated[
+        str, typer.Option(help="Only samples of this node: its id, 6 or more characters from either end, or its name.")
+    ] = ""
+    reward_min: Annotated[float, typer.Option(help="Minimum reward.")] = -inf
+    reward_max: Annotated[float, typer.Option(help="Maximum reward.")] = inf
 
 
 @app.command(
@@ -47,16 +51,8 @@ RewardMax = Annotated[float, typer.Option(help="Maximum reward.")]
         EXIT_CODES,
     )
 )
-def show(
-    config_file: ConfigFile,
-    settings: Settings,
-    limit: Limit = 10,
-    version: Version = 0,
-    node: Node = "",
-    reward_min: RewardMin = -inf,
-    reward_max: RewardMax = inf,
-    as_json: AsJson = False,
-) -> None:
+@with_option_groups
+def show(config_file: ConfigFile, settings: Settings, chosen: SampleOptions, as_json: AsJson = False) -> None:
     """Show samples, newest group first.
 
     A sample is `unscored` until its group was judged, seconds after its arrival while the round runs. Answers to
@@ -65,10 +61,7 @@ def show(
     The store is only read. Nodes wrote the texts: control characters are printed as numbers (`\\x1b`), and every
     line of a text begins with `  | `.
     """
-    from coordinator.commands.sample_records import SampleFilter
-
-    wanted = SampleFilter(version, node, reward_min, reward_max)
-    print_samples(_find(load(config_file, settings), wanted, limit), as_json)
+    print_samples(_find(load(config_file, settings), chosen), as_json)
 
 
 @app.command(
@@ -78,36 +71,32 @@ def show(
         EXIT_CODES,
     )
 )
+@with_option_groups
 def grep(
     config_file: ConfigFile,
     pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A regular expression in Python's syntax.")],
     settings: Settings,
+    *,
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
-    limit: Limit = 10,
-    version: Version = 0,
-    node: Node = "",
-    reward_min: RewardMin = -inf,
-    reward_max: RewardMax = inf,
+    chosen: SampleOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show the samples whose prompt or completion matches, newest group first."""
-    from coordinator.commands.sample_records import SampleFilter
-
     try:
         text = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except re.error as error:
         raise ConfigInvalid(f"Invalid regular expression: {error}.", hint="Escape ( [ . * + ? with \\.") from None
-    wanted = SampleFilter(version, node, reward_min, reward_max, text)
-    print_samples(_find(load(config_file, settings), wanted, limit), as_json)
+    print_samples(_find(load(config_file, settings), chosen, text), as_json)
 
 
-def _find(config: Config, wanted: "SampleFilter", limit: int) -> "list[Shown]":
+def _find(config: Config, chosen: SampleOptions, text: re.Pattern[str] | None = None) -> "list[Shown]":
     from coordinator.audit.case import RoundArchive
     from coordinator.commands import sample_records
 
+    wanted = sample_records.SampleFilter(chosen.version, chosen.node, chosen.reward_min, chosen.reward_max, text)
     fixed.require_round(config.round.directory)
     with closing(RoundArchive(config)) as archive:
-        return sample_records.of_round(archive, config, wanted, limit)
+        return sample_records.of_round(archive, config, wanted, chosen.limit)
 
 
 def print_samples(samples: "list[Shown]", as_json: bool) -> None:

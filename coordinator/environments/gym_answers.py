@@ -36,7 +36,7 @@ def reward(problem: Problem, completion: str) -> Reward:
     made = problem.columns
     parameters = json.dumps(made["parameters"], sort_keys=True)
     dataset, entry = _entry(made["generator"], made["seed"], made["size"], parameters, made["index"])
-    said = _said(completion)
+    said = _answer_in(completion)
     if not _may_be_read(said, made["generator"]):
         said = ""
     try:
@@ -48,7 +48,7 @@ def reward(problem: Problem, completion: str) -> Reward:
     return Reward(score, "ok" if said else "invalid")
 
 
-def _said(completion: str) -> str:
+def _answer_in(completion: str) -> str:
     """Return the text in the last tags, or all of it; one pass, however many tags are open."""
     before, closed, _ = completion.rpartition("</answer>")
     _, opened, tagged = before.rpartition("<answer>")

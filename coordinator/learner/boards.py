@@ -12,7 +12,7 @@
 - A learner that resumes continues the run with the same id, which is the beginning of the round's id. If the board has
   an earlier row of the same update, the later row counts.
 - Completions come from nodes, so their text is untrusted: a board that would show it as HTML gets it escaped.
-- The constructors may wait for a service or fail; `coordinator.learner.board_queue` keeps that away from training.
+- The constructors may wait for a service or fail; `coordinator.learner.tracking` keeps that away from training.
 """
 
 import json

@@ -150,10 +150,10 @@ class CoordinatorClient:
         files = tuple(UploadedFile(path=path.name, digest=_digest(path)) for path in sorted(folder.iterdir()))
         publication = Publication(version=version, update=update, files=files)
         try:
-            self._bring(publication, folder)
+            self._upload(publication, folder)
         except ManifestInvalid as error:  # uploads are not synced: a power cut may have lost some
             log.warning("uploading version=%d again: %s", version, error)
-            self._bring(publication, folder)
+            self._upload(publication, folder)
 
     def fetch(self, version: int, folder: Path) -> None:
         """Write a published version's files into `folder`, and compare each with its signed digest."""
@@ -163,7 +163,7 @@ class CoordinatorClient:
             if _digest(target) != file.digest:
                 raise ChunkMismatch(f"{file.path} of version {version} did not come as it was published.")
 
-    def _bring(self, publication: Publication, folder: Path) -> None:
+    def _upload(self, publication: Publication, folder: Path) -> None:
         place = f"/v1/learner/uploads/{publication.version}"
         held = KnownUploads.from_bytes(self._call("GET", place)).files
         for file in publication.files:

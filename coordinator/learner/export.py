@@ -22,7 +22,7 @@ from pathlib import Path
 
 from coordinator.audit.case import RoundArchive
 from coordinator.config import Config
-from coordinator.publishing.best import FILE, kept
+from coordinator.publishing.best import FILE, find_best
 from protocol.errors import ConfigInvalid, EngineFailed, NotFound
 from protocol.policy import canary
 from protocol.policy.adapter import CONFIG
@@ -105,7 +105,7 @@ def _version(config: Config, folder: Path, version: int, adapter: bool) -> int:
 
 
 def _best(config: Config, folder: Path, _version: int, adapter: bool) -> int:
-    version = kept(config.round.directory)
+    version = find_best(config.round.directory)
     if version is None:
         raise NotFound(
             "No evaluation of a version is complete yet.", hint="Set eval.every, or name one with --version."

@@ -46,7 +46,7 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.tracking import open_tracker
 from coordinator.model.watchdog import Watchdog
 from protocol.errors import OutOfOrder
-from protocol.work.learning import LearnerProgress, LearnerState, UpdateReport
+from protocol.work.learning import LearnerProgress, LearnerState, TrainingBatch, UpdateReport
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,17 @@ LOGGED = {
     "is/masked_frac": ("dropped", "{:.0%}"),
 }
 """The metrics in the log's one line for each update, by their short names; `metrics.jsonl` has all."""
+
+
+def _batch_metrics(number: int, batch: TrainingBatch) -> dict[str, float]:
+    """Return the age, the rewards and the cost of the groups that update `number` is made of."""
+    ages = [number - 1 - group.policy_update for group in batch.groups]
+    return {
+        "staleness/mean": sum(ages) / len(ages),
+        "staleness/max": float(max(ages)),
+        **{f"reward/{name}": value for name, value in batch.rewards.items()},
+        "cost": batch.credit_micros / MICROS,
+    }
 
 
 def _log_line(metrics: Mapping[str, float], times_s: Mapping[str, float]) -> str:
@@ -204,17 +215,14 @@ class Learner:
         self._refresh()
         if self._policy.update != number - 1:
             return
-        training = time.monotonic()
+        wait_s, training = self._began - asked, time.monotonic()
         step = self._crew.train(batch.groups)
         train_s = time.monotonic() - training
         self._commitments.add(batch.groups)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
-        ages = [number - 1 - group.policy_update for group in batch.groups]
-        metrics |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
-        metrics |= {f"reward/{name}": value for name, value in batch.rewards.items()}
-        metrics["cost"] = batch.credit_micros / MICROS
+        metrics |= _batch_metrics(number, batch)
         stood_s, self._stood_s = self._stood_s, self._outgoing.waited_s
-        metrics |= {"learner/outgoing_s": self._stood_s - stood_s, "learner/wait_s": self._began - asked}
+        metrics |= {"learner/outgoing_s": self._stood_s - stood_s, "learner/wait_s": wait_s}
         metrics |= {"learner/train_s": train_s, "learner/tokens_per_s": metrics["tokens"] / max(train_s, 1e-9)}
         if not number % EVALUATE_EVERY or number == self._last:
             metrics |= self._crew.evaluate()
@@ -223,12 +231,12 @@ class Learner:
                 number=number,
                 mismatched=mismatched(step.distances),
                 metrics=metrics,
-                idle_s=self._began - asked,
+                idle_s=wait_s,
                 busy_s=busy_s,
             )
         )
         self._tracker.log(number, self._version, metrics)
-        times = {"wait": self._began - asked, "train": time.monotonic() - self._began}
+        times = {"wait": wait_s, "train": time.monotonic() - self._began}
         log.info("update=%d/%d %s", number, self._last, _log_line(metrics, times))
         self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward/mean']:.2f}")
 

@@ -86,8 +86,7 @@ def parse(written: str) -> Cards:
 
 
 if TYPE_CHECKING:
-    from coordinator.learner.auditor_memory import AuditorNeed
-    from coordinator.learner.memory import Estimate, Footprint
+    from coordinator.learner.memory import AuditorNeed, Estimate, Footprint
 
 
 def auditors_card(config: Config, count: int) -> str:

@@ -165,16 +165,17 @@ class TrainedPolicy:
         parts = minibatches(data, self._settings.algorithm.minibatches)
         if len(parts) > 1:  # otherwise the first pass computes it
             terms = replace(terms, old=self.logprobs(data, entropy))
-        before = table = torch.zeros_like(data.mask) if terms.old is None else terms.old.clone()  # log π_old, log π_θ
+        old = torch.zeros_like(data.mask) if terms.old is None else terms.old.clone()  # [N, T] log π_old
+        current = old  # [N, T] log π_θ
         rate = self._settings.rate(self.update, self.steps)
         norms, skipped, empty = list[float](), 0, 0
         for part in parts * self._settings.num_iterations:
             self._optimizer.zero_grad()
-            logprobs = self._gradient(data, self._of_minibatch(terms, part), part, entropy)
+            logprobs = self._gradient(data, self._minibatch_terms(terms, part), part, entropy)
             if terms.old is None:
                 terms = replace(terms, old=logprobs)
-                before = logprobs
-            table = torch.where(part[:, None], logprobs, table)
+                old = logprobs
+            current = torch.where(part[:, None], logprobs, current)
             norm = self._ranks.clip(list(self._trained.values()), self._settings.max_grad_norm)
             norms.append(norm)
             for parameters in self._optimizer.param_groups:
@@ -187,27 +188,27 @@ class TrainedPolicy:
                 skipped += 1
         self._optimizer.zero_grad()  # a gradient is as large as the weights, and is not needed until the next update
         self.update += 1
-        _, metrics = policy_loss(table, terms, self._settings.algorithm, entropy)
+        _, metrics = policy_loss(current, terms, self._settings.algorithm, entropy)
         metrics |= {
             "learner/grad_norm": max(filter(isfinite, norms), default=norms[-1]),
             "learner/skipped": float(skipped),
             "learner/empty": float(empty),
             "learner/learning_rate": rate,
             "entropy": mean(entropy, data.mask),
-            "reward/mean": float(data.rewards.mean()),
-            "reward/std": float(data.rewards.std(correction=0)),
-            "reward/signal": float(varied(data.rewards, data.owners, len(groups)).float().mean()),
-            "reward/taught": float((terms.advantages != 0).float().mean()),
-            "samples": float(len(data.rewards)),
-            "tokens": float(data.mask.sum()),
-            **self._lengths(data),
+            **self._batch_metrics(data, terms.advantages, len(groups)),
         }
-        return UpdateResult(metrics, _distances(groups, data, before))
+        return UpdateResult(metrics, _distances(groups, data, old))
 
-    def _lengths(self, data: Tensors) -> Metrics:
-        """Return how long the samples are, in drawn tokens, and how many of them did not end by themselves."""
+    def _batch_metrics(self, data: Tensors, advantages: torch.Tensor, groups: int) -> Metrics:
+        """Return the rewards of a batch, how many samples teach, and their lengths in drawn tokens."""
         lengths = data.mask.sum(1)
         return {
+            "reward/mean": float(data.rewards.mean()),
+            "reward/std": float(data.rewards.std(correction=0)),
+            "reward/signal": float(varied(data.rewards, data.owners, groups).float().mean()),
+            "reward/taught": float((advantages != 0).float().mean()),
+            "samples": float(len(data.rewards)),
+            "tokens": float(data.mask.sum()),
             "length/mean": float(lengths.mean()),
             "length/max": float(lengths.max()),
             "length/truncated": 1.0 - float(ended(data, self.ends).float().mean()),
@@ -225,31 +226,31 @@ class TrainedPolicy:
             mask=mask,
             shares=shares(mask, algorithm, longest=longest),
             advantages=advantages * chosen,
-            reference=self._of_reference(data),
+            reference=self._reference_logprobs(data),
         )
 
-    def _of_minibatch(self, terms: LossTerms, part: torch.Tensor) -> LossTerms:
+    def _minibatch_terms(self, terms: LossTerms, part: torch.Tensor) -> LossTerms:
         """Return the terms of some samples as those of a whole batch: the shares of these samples add up to one."""
         settings = self._settings
         mask = terms.mask * part[:, None]
         return replace(terms, shares=shares(mask, settings.algorithm, longest=settings.max_completion_length))
 
-    def _of_reference(self, data: Tensors) -> torch.Tensor | None:
-        return None if self._reference is None else self._scored(self._reference, data)
+    def _reference_logprobs(self, data: Tensors) -> torch.Tensor | None:
+        return None if self._reference is None else self._logprobs_of(self._reference, data)
 
     def logprobs(self, data: Tensors, entropy: torch.Tensor | None = None) -> torch.Tensor:
         """Score all samples with the current policy: → [N, T]. `entropy` is filled in if it is given."""
-        return self._scored(self.model, data, entropy)
+        return self._logprobs_of(self.model, data, entropy)
 
-    def _scored(self, model: Any, data: Tensors, entropy: torch.Tensor | None = None) -> torch.Tensor:
+    def _logprobs_of(self, model: Any, data: Tensors, entropy: torch.Tensor | None = None) -> torch.Tensor:
         table = torch.zeros_like(data.mask)
         with torch.no_grad():
             for piece, ours in self._pieces(data, torch.arange(len(data.mask))):
-                logprobs, spread = model.completion_logprobs(data, piece, self._settings.products)
+                logprobs, entropies = model.completion_logprobs(data, piece, self._settings.products)
                 if ours:
                     table[piece, : logprobs.shape[1]] = logprobs.cpu()
                     if entropy is not None:
-                        entropy[piece, : logprobs.shape[1]] = spread.cpu()
+                        entropy[piece, : logprobs.shape[1]] = entropies.cpu()
         if entropy is not None:
             self._ranks.total(entropy)
         return self._ranks.total(table)
@@ -266,23 +267,23 @@ class TrainedPolicy:
         """
         settings, first = self._settings, terms.old is None
         table = torch.zeros_like(data.mask)
-        everybody = terms.reference is not None or settings.algorithm.entropy_bonus > 0
-        teaches = (terms.advantages != 0) | everybody
+        all_teach = terms.reference is not None or settings.algorithm.entropy_bonus > 0
+        teaches = (terms.advantages != 0) | all_teach
         passes = ((True, part & teaches), (False, part & ~teaches)) if first else ((True, part & teaches),)
         for learning, rows in passes:
             with torch.set_grad_enabled(learning):
                 for piece, ours in self._pieces(data, rows.nonzero()[:, 0]):
-                    logprobs, spread = self.model.completion_logprobs(data, piece, settings.products)
-                    logprobs, spread, width = logprobs.cpu(), spread.cpu(), logprobs.shape[1]
+                    logprobs, entropies = self.model.completion_logprobs(data, piece, settings.products)
+                    logprobs, entropies, width = logprobs.cpu(), entropies.cpu(), logprobs.shape[1]
                     if learning:
-                        loss, _ = policy_loss(logprobs, terms.rows(piece, width), settings.algorithm, spread)
+                        loss, _ = policy_loss(logprobs, terms.rows(piece, width), settings.algorithm, entropies)
                         # Shares refer to the whole batch, and the ranks' gradients are averaged.
                         whole = loss * self._ranks.size * ours
                         whole.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
                     if ours:
                         table[piece, :width] = logprobs.detach()
                         if first:
-                            entropy[piece, :width] = spread.detach()
+                            entropy[piece, :width] = entropies.detach()
         self._ranks.join_gradients(list(self._trained.values()))
         if first:
             self._ranks.total(entropy)
@@ -338,15 +339,17 @@ def _unread() -> None:
     """Return at once: no other thread reads the weights."""
 
 
-def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:
-    gap = (current - data.behaviour).abs()  # [N, T]
+def _distances(groups: Sequence[TrainingGroup], data: Tensors, old: torch.Tensor) -> dict[str, float]:
+    """Return the mean |log π_old/μ| over the tokens of each claim; the claims of a group follow each other."""
+    gap = (old - data.behaviour).abs()  # [N, T]
     places = torch.arange(gap.shape[1])
     distances: dict[str, float] = {}
     for number, group in enumerate(groups):
         rows = data.owners == number
         start = torch.zeros(len(group.samples), 1)
-        for claim_id, ends in [(earlier.claim_id, earlier.ends) for earlier in group.earlier] + [
-            (group.claim_id, None)
+        for claim_id, ends in [
+            *((earlier.claim_id, earlier.ends) for earlier in group.earlier),
+            (group.claim_id, None),
         ]:
             end = torch.tensor(ends or [gap.shape[1]] * len(group.samples))[:, None]
             own = data.mask[rows] * ((places >= start) & (places < end))  # [samples, T]

@@ -27,8 +27,7 @@ from protocol.errors import ConfigInvalid
 from protocol.start import quick_imports
 
 if TYPE_CHECKING:
-    from coordinator.learner.auditor_memory import AuditorNeed
-    from coordinator.learner.memory import Footprint
+    from coordinator.learner.memory import AuditorNeed, Footprint
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +249,7 @@ def _usable_cards(section: str, device: str, ranks: int = 1) -> Sequence[int]:
     return chosen
 
 
-def _found(config: Config, asked: Sequence[str]) -> ConfigInvalid | None:
+def _checked_here(config: Config, asked: Sequence[str]) -> ConfigInvalid | None:
     """Make the check with these arguments of the process; return or raise the error, if there is one."""
     if CARDS not in asked:
         return refusal(config, this_machine(config, auditor="auditor" in asked), replay="replay" in asked)
@@ -264,7 +263,7 @@ def _found(config: Config, asked: Sequence[str]) -> ConfigInvalid | None:
 def main() -> int:
     config = Config.model_validate_json(sys.stdin.read())
     try:
-        refused = _found(config, sys.argv[1:])
+        refused = _checked_here(config, sys.argv[1:])
     except ConfigInvalid as error:
         refused = error
     if refused:

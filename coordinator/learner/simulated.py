@@ -151,11 +151,11 @@ class SimulatedModel:
         def work() -> None:
             with torch.no_grad():
                 alone(self.model, data, longest)
-                self._said(data, CHECKED_WITH)
+                self._logprobs(data, CHECKED_WITH)
 
         return self._peak(work)
 
-    def _said(self, data: Tensors, products: Products) -> tuple[torch.Tensor, torch.Tensor]:
+    def _logprobs(self, data: Tensors, products: Products) -> tuple[torch.Tensor, torch.Tensor]:
         return completion_logprobs(self.model, data, torch.arange(len(data.mask)), products)
 
     def _peak(self, work: Callable[[], object], *, on_card: bool = False) -> int:
@@ -203,7 +203,7 @@ class SimulatedPolicy(SimulatedModel):
             weight.grad = torch.empty_like(weight)
 
         def work() -> None:
-            logprobs, entropy = self._said(data, settings.products)
+            logprobs, entropy = self._logprobs(data, settings.products)
             loss = logprobs + entropy if settings.algorithm.entropy_bonus else logprobs
             loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 

@@ -84,25 +84,31 @@ def lines(
     if interval:
         around = [*curves[low], *reversed(curves[high])]
         drawn.append(el("polygon", points=scale.places(around), class_="band"))
-    drawn += [
-        el("polyline", points=scale.places(curve), class_=f"series s{number}")
-        for number, curve in enumerate(plain.values())
-        if len(curve) > 1
-    ]
-    drawn += [
-        el("path", d=f"M{scale.x(x):.2f} {scale.y(y):.2f}h0", class_=f"dot s{number}")
-        for number, curve in enumerate(plain.values())
-        for x, y in curve[-1:]
-    ]
+    for number, curve in enumerate(plain.values()):
+        if len(curve) > 1:
+            drawn.append(el("polyline", points=scale.places(curve), class_=f"series s{number}"))
+    for number, curve in enumerate(plain.values()):
+        if curve:
+            drawn.append(_dot(scale, curve[-1], number))
     by_x = {x: [tell(dict(curve).get(x)) for curve in curves.values()] for x, _ in sorted(points)}
     rows = [[words.figure(x), *values] for x, values in by_x.items()]
-    keys = [el("li", text, class_=f"key s{number}") for number, text in enumerate(plain)] if len(curves) > 1 else []
-    if interval:
-        keys.append(el("li", f"{low} to {high}", class_="key band"))
-    if marks:
-        keys.append(el("li", "version published", class_="key mark"))
-    legend = el("ul", keys, class_="legend") if keys else None
+    legend = _legend(list(plain) if len(curves) > 1 else [], interval, has_marks=bool(marks))
     return _figure(name, caption, across, scale, drawn, legend, [across, *curves], rows)
+
+
+def _dot(scale: "_Scale", point: Point, number: int) -> Markup:
+    x, y = point
+    return el("path", d=f"M{scale.x(x):.2f} {scale.y(y):.2f}h0", class_=f"dot s{number}")
+
+
+def _legend(curves: Sequence[str], interval: tuple[str, str] | None, *, has_marks: bool) -> Markup | None:
+    """Build the names of a chart's curves, band and marks; None if there is nothing to tell apart."""
+    keys = [el("li", title, class_=f"key s{number}") for number, title in enumerate(curves)]
+    if interval:
+        keys.append(el("li", " to ".join(interval), class_="key band"))
+    if has_marks:
+        keys.append(el("li", "version published", class_="key mark"))
+    return el("ul", keys, class_="legend") if keys else None
 
 
 def bars(name: str, title: str | Caption, across: str, points: Sequence[Point], *, tell: Tell = words.figure) -> Markup:

@@ -34,7 +34,7 @@ class Best:
 
     async def refresh(self) -> None:
         """Update the files if evaluations have changed since the last call."""
-        rows, version = await self._database.read(_found)
+        rows, version = await self._database.read(_evaluated)
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         if lines != self._seen:
             await asyncio.to_thread(self._keep, rows, version, lines)
@@ -42,7 +42,7 @@ class Best:
 
     def _keep(self, rows: Sequence[Mapping[str, Any]], version: int | None, lines: str) -> None:
         write_durably(self._folder / "evaluations.jsonl", lines.encode())
-        if version is None or kept(self._folder) == version:
+        if version is None or find_best(self._folder) == version:
             return
         best = self._folder / "best"
         target, beside = best / str(version), best / f"{version}.making"
@@ -58,7 +58,7 @@ class Best:
                 shutil.rmtree(other)
 
 
-def kept(folder: Path) -> int | None:
+def find_best(folder: Path) -> int | None:
     """Return the version that is kept as the best in a round's folder; None if there is none."""
     best = folder / "best"
     whole = [path for path in best.iterdir() if path.name.isdigit()] if best.is_dir() else []
@@ -66,5 +66,5 @@ def kept(folder: Path) -> int | None:
     return int(max(whole, key=lambda path: path.stat().st_mtime_ns).name) if whole else None
 
 
-def _found(connection: sa.Connection) -> tuple[list[dict[str, Any]], int | None]:
+def _evaluated(connection: sa.Connection) -> tuple[list[dict[str, Any]], int | None]:
     return evaluations.list_evaluations(connection), evaluations.best(connection)

@@ -88,20 +88,24 @@ def explain(
 def _explained(row: LeaseOutcome, signed: SignedWork | None, appeal: AppealStanding) -> Explanation:
     """Return the outcome of one lease; `signed` is what the node signed for it, if it asked for this lease."""
     rollout, fragments = signed if signed and row.claim_id else SignedWork()
-    void = row.money == ClaimState.VOIDED.value
-    taken = WRONG if row.finding == "hard" else FORFEITED if row.fault else OwnerBanned.code
-    reason = taken if void else ""
-    by_fault = f"It was forfeited for the fault in claim {row.fault}: it was unpaid when that fault was found."
-    may_wait = row.why or (row.epoch != "over" and row.rate_ppm)
-    waits = may_wait and not row.finding and row.money == ClaimState.PENDING.value
-    held = _held(row.held_as) if row.held_as and row.money == ClaimState.PENDING.value else ""
+    code, said = row.code, row.said
+    finding: str = row.finding or ""
+    may_be_drawn = row.epoch != "over" and row.rate_ppm
+    if row.money == ClaimState.VOIDED.value:
+        code = WRONG if row.finding == "hard" else FORFEITED if row.fault else OwnerBanned.code
+        if code == FORFEITED:
+            said = f"It was forfeited for the fault in claim {row.fault}: it was unpaid when that fault was found."
+    elif row.money == ClaimState.PENDING.value and row.held_as:
+        finding, said = "held", _held(row.held_as)
+    elif row.money == ClaimState.PENDING.value and not row.finding and (row.why or may_be_drawn):
+        finding = "waiting"
     return Explanation(
         lease_id=row.lease_id,
         claim_id=row.claim_id or "",
         state=row.money or row.state,
-        code=reason or row.code,
-        said=by_fault if reason == FORFEITED else held or row.said,
-        finding="held" if held else "waiting" if waits else row.finding or "",
+        code=code,
+        said=said,
+        finding=finding,
         appeal=appeal.standing,
         ruling=appeal.ruling,
         report=row.report or b"",

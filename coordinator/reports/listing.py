@@ -83,7 +83,10 @@ def _last_of(connection: sa.Connection, effects: Sequence[str]) -> tuple[int, in
 
 def _totals(connection: sa.Connection, size: int) -> ListedTotals:
     """Return the totals of the first `size` entries."""
-    held = {kind: _held(connection, f"{kind}:") for kind in (AccountKind.PAYABLE, AccountKind.PAYING, AccountKind.PAID)}
+    held = {
+        kind: _total_held(connection, f"{kind}:")
+        for kind in (AccountKind.PAYABLE, AccountKind.PAYING, AccountKind.PAID)
+    }
     paid, owed = held[AccountKind.PAID], held[AccountKind.PAYABLE] + held[AccountKind.PAYING]
     for entry in _since(connection, size):
         if isinstance(entry, Post | Reinstate | Paid):
@@ -100,7 +103,7 @@ def _totals(connection: sa.Connection, size: int) -> ListedTotals:
     )
 
 
-def _held(connection: sa.Connection, prefix: str) -> int:
+def _total_held(connection: sa.Connection, prefix: str) -> int:
     account = balances_table.c
     total = sa.select(sa.func.coalesce(sa.func.sum(account.micros), 0)).where(account.account.startswith(prefix))
     return int(connection.execute(total).scalar_one())

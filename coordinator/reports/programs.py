@@ -53,7 +53,7 @@ def was_launched(connection: sa.Connection) -> bool:
     return bool(get_fact(connection, LEARNER)) or newest_version(connection).version > 0
 
 
-def fares(connection: sa.Connection, name: str, life: Mapping[str, Any], now_ms: int) -> None:
+def record_child(connection: sa.Connection, name: str, life: Mapping[str, Any], now_ms: int) -> None:
     """Record that a child was started or has ended."""
     children = get_fact(connection, CHILDREN)
     ended_ms = now_ms if life["state"] != "runs" else children.get(name, {}).get("ended_ms")

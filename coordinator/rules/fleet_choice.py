@@ -133,7 +133,7 @@ def _within_cap(
     """Remove the dearest nodes while all together cost more than the cap."""
     changes = []
     working = sorted((known[name] for name in fleet.working), key=_by_price)
-    while working and sum(node.cost for node in working) > rules.cost_cap:
+    while working and _cost(working) > rules.cost_cap:
         dearest = working.pop()
         changes.append(Change(dearest.name, False, "the hourly budget is reached, and it is the dearest node"))
     return _changed(fleet, changes, now_s), changes
@@ -143,14 +143,14 @@ def _fill(
     fleet: Fleet, known: Mapping[str, FleetCandidate], need: Need, rules: FleetRules, now_s: float, *, lost: bool
 ) -> tuple[Fleet, list[Change]]:
     """Add nodes if throughput has been missing for long enough, or if the learner waits for it."""
-    rate = sum(known[name].rate for name in fleet.working)
+    rate = _rate(known[name] for name in fleet.working)
     if rate >= need.target:
         return replace(fleet, short_since=None), []
     begun_s = now_s if fleet.short_since is None else min(now_s, fleet.short_since)
     fleet = replace(fleet, short_since=begun_s)
     if rate >= need.floor and not lost and now_s - begun_s < rules.window_s:
         return fleet, []
-    spare = rules.cost_cap / (1 + rules.margin) - sum(known[name].cost for name in fleet.working)
+    spare = rules.cost_cap / (1 + rules.margin) - _cost(known[name] for name in fleet.working)
     affordable = [node for node in known.values() if node.name not in fleet.working and node.cost <= spare]
     gap = f"the fleet gave {rate:.3g} of {need.target:.3g} groups/s"
     everybody = "all nodes are wanted" + (" that the hourly budget allows" if rules.cost_cap < math.inf else "")
@@ -169,9 +169,8 @@ def _save(
     """Change to a cheaper set, if there has been one, cheaper by more than the margin, for long enough."""
     working = [known[name] for name in fleet.working]
     ideal = cheapest_cover(known.values(), need.target)
-    cost, least = sum(node.cost for node in working), sum(node.cost for node in ideal)
-    enough = min(sum(node.rate for node in working), sum(node.rate for node in ideal)) >= need.target
-    if not enough or cost <= least * (1 + rules.margin):
+    both_suffice = min(_rate(working), _rate(ideal)) >= need.target
+    if not both_suffice or _cost(working) <= _cost(ideal) * (1 + rules.margin):
         return replace(fleet, dear_since=None), []
     begun_s = now_s if fleet.dear_since is None else min(now_s, fleet.dear_since)
     fleet = replace(fleet, dear_since=begun_s)
@@ -180,13 +179,8 @@ def _save(
     movable = {name for name, moved_s in fleet.since.items() if now_s - moved_s >= rules.dwell_s}
     entering = [node for node in ideal if node.name not in fleet.working and node.name in movable]
     leaving = [node for node in working if node not in ideal and node.name in movable]
-    rate = sum(node.rate for node in (*working, *entering))
-    released = []
-    for node in sorted(leaving, key=_by_price, reverse=True):
-        if rate - node.rate >= need.target:
-            rate -= node.rate
-            released.append(node)
-    if not released or sum(node.cost for node in entering) >= sum(node.cost for node in released):
+    released, rate = _superfluous(leaving, _rate([*working, *entering]), need.target)
+    if not released or _cost(entering) >= _cost(released):
         return fleet, []
     changes = [
         Change(node.name, True, "it is cheaper than the nodes at work") for node in sorted(entering, key=_by_price)
@@ -195,6 +189,24 @@ def _save(
         Change(node.name, False, f"{rate:.3g} groups/s are enough, and it is the dearest node") for node in released
     ]
     return _changed(replace(fleet, dear_since=None), changes, now_s), changes
+
+
+def _superfluous(leaving: Iterable[FleetCandidate], rate: float, target: float) -> tuple[list[FleetCandidate], float]:
+    """Return those of `leaving` without whom a fleet of `rate` still gives `target`, and the rate without them."""
+    released = []
+    for node in sorted(leaving, key=_by_price, reverse=True):
+        if rate - node.rate >= target:
+            rate -= node.rate
+            released.append(node)
+    return released, rate
+
+
+def _rate(nodes: Iterable[FleetCandidate]) -> float:
+    return sum(node.rate for node in nodes)
+
+
+def _cost(nodes: Iterable[FleetCandidate]) -> float:
+    return sum(node.cost for node in nodes)
 
 
 def _changed(fleet: Fleet, changes: Sequence[Change], now_s: float) -> Fleet:
@@ -206,7 +218,7 @@ def _changed(fleet: Fleet, changes: Sequence[Change], now_s: float) -> Fleet:
 
 def _drop_superfluous(chosen: list[FleetCandidate], target: float) -> None:
     """Remove the nodes that the last choice made unnecessary, the dearest first."""
-    rate = sum(node.rate for node in chosen)
+    rate = _rate(chosen)
     for node in sorted(chosen, key=lambda node: (-node.cost, node.name)):
         if rate - node.rate >= target:
             rate -= node.rate

@@ -158,7 +158,7 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
         wide = len(nodes) - sum(fan_outs.values())
         for child, parent in _tree(nodes, fan_outs, wide, stripe / stripes, reach, given):
             topology.parents[child][stripe] = parent
-            given.note(parent, child)
+            given.record(parent, child)
             if parent != SOURCE:
                 used[parent] += 1
     topology.planned = tuple(node.name for node in nodes)
@@ -356,7 +356,7 @@ class _Given:
         self._slots, self._usual = slots, sum(slots.values()) / max(1, len(slots))
         self._stripes: Counter[tuple[str, str]] = Counter()
 
-    def note(self, parent: str, child: str) -> None:
+    def record(self, parent: str, child: str) -> None:
         self._stripes[parent, child] += 1
 
     def weight(self, parent: str, child: str) -> float:

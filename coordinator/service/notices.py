@@ -98,7 +98,7 @@ class OperatorNotices:
         return True
 
     async def _post(self, notice: Notice) -> None:
-        body = json.dumps(self._said(notice)).encode()
+        body = json.dumps(self._content(notice)).encode()
         headers = {
             "Content-Type": "application/json",
             "Idempotency-Key": self._id(notice),
@@ -115,7 +115,7 @@ class OperatorNotices:
     def _id(self, notice: Notice) -> str:
         return f"{self._round_id[:16]}-{notice.id}"
 
-    def _said(self, notice: Notice) -> dict[str, Any]:
+    def _content(self, notice: Notice) -> dict[str, Any]:
         place = self._config.round
         return {
             "id": self._id(notice),
@@ -132,7 +132,7 @@ class OperatorNotices:
         mail["From"], mail["To"] = settings.mail_from, ", ".join(settings.mail_to)
         mail["Message-ID"] = f"<{self._id(notice)}@echo-swarm.invalid>"
         mail["Auto-Submitted"] = "auto-generated"
-        mail.set_content(f"{notice.text}\n\nSince {since}. Round: {self._said(notice)['round']['url']}\n")
+        mail.set_content(f"{notice.text}\n\nSince {since}. Round: {self._content(notice)['round']['url']}\n")
         return mail
 
 

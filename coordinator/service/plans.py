@@ -109,7 +109,7 @@ class Plans:
         newcomers = [node for node in nodes if node.name not in plan.parents]
         topology.join(plan, newcomers, is_proven=self.feeders.is_proven)
 
-    def part(self, node: NodeId) -> FetchPlan:
+    def plan_for(self, node: NodeId) -> FetchPlan:
         """Return the part of a node: its upstreams by stripe, and the nodes that it calls and tries to dial."""
         plan = self._topology
         if plan is None or node not in plan.parents:

@@ -58,7 +58,7 @@ class QueryWatch:
             for number in numbers:
                 self._forget(number)
 
-    def look(self) -> None:
+    def check_now(self) -> None:
         """Look at once: rollouts or fragments were accepted."""
         self._came.set()
 

@@ -33,4 +33,4 @@ class WaitingRequests:
         """Wake those that wait for accepted rollouts."""
         self.batch_ready.set()
         self.unscored.set()
-        self.queries.look()
+        self.queries.check_now()

@@ -302,13 +302,13 @@ class Simulation:
         drawn = self._buffer.draw(self._scenario.groups_per_update)
         self._outcome.trained_forged += sum(accepted.node.lies for _, accepted in drawn)
         ages = Counter(self._batch - update for update, _ in drawn)
-        self._note(ages)
+        self._record_update(ages)
         self._batch += 1
         self._work.forget(self._batch - self._scenario.staleness - 1)
         self._training = True
         self._clock.after(around(self._chance, self._scenario.train_s, self._scenario.train_spread), self._learned)
 
-    def _note(self, ages: Counter[int]) -> None:
+    def _record_update(self, ages: Counter[int]) -> None:
         now_s, payroll, outcome = self._clock.now_s, self._payroll, self._outcome
         payroll.pay(now_s)
         vain = sum(outcome.discarded.values())

@@ -329,12 +329,12 @@ class _Trial:
     def _job(self, number: int) -> Job:
         """Return a group as large as the round's: the answer, then wrong ones."""
         problem, other = self._problems[number], self._problems[number - 1]
-        wrong = (self._said(other), "", NONSENSE)
+        wrong = (self._right_answer(other), "", NONSENSE)
         size = self._config.sampling.samples_per_group
-        said = [self._said(problem), *(wrong[each % len(wrong)] for each in range(size - 1))]
+        said = [self._right_answer(problem), *(wrong[each % len(wrong)] for each in range(size - 1))]
         return Job(problem, said, [[0]] * size)
 
-    def _said(self, problem: Problem) -> str:
+    def _right_answer(self, problem: Problem) -> str:
         boxed = self._config.task.name == MATH and "\\boxed" not in problem.answer
         return f"\\boxed{{{problem.answer.rpartition('####')[2].strip()}}}" if boxed else problem.answer
 

@@ -85,7 +85,7 @@ def record_outcome(connection: sa.Connection, prompt: bytes, rewards: Sequence[f
     _keep(connection, known, {name: known.get(name, PromptOutcome()).after(rewards)})
 
 
-def come_up(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt) -> list[GroupPlace]:
+def next_places(connection: sa.Connection, count: int, rules: SelectionRules, prompt: Prompt) -> list[GroupPlace]:
     """Return numbers for `count` more groups, each with its place in the train split."""
     newest = _newest(connection).scalar()
     first = 0 if newest is None else newest + 1
@@ -97,7 +97,7 @@ def make(connection: sa.Connection, count: int, rules: SelectionRules, prompt: P
     """Make `count` more groups for the learner, each in `state`, and return their numbers."""
     if count <= 0:
         return []
-    made = come_up(connection, count, rules, prompt)
+    made = next_places(connection, count, rules, prompt)
     rows = [{"group_no": number, "state": state.value, "split": TRAIN, "prompt": place} for number, place in made]
     _make.each(connection, rows)
     tally.change(connection, groups=len(rows) if state in UNFINISHED else 0)

@@ -130,7 +130,7 @@ def window_of(connection: sa.Connection, least: int, rules: SelectionRules, prom
     waiting = [WaitingGroup(row.group_no, row.expected or 0.0, row.begun, row.begun_version) for row in unbegun]
     if len(waiting) >= least:
         return waiting
-    fresh = curriculum.come_up(connection, least - len(waiting), rules, prompt)
+    fresh = curriculum.next_places(connection, least - len(waiting), rules, prompt)
     lasts = [foreseen(connection, pack_tokens(prompt(PromptRef(TRAIN, place)))) for _, place in fresh]
     rows = [
         {"group_no": number, "state": GroupState.OPEN.value, "split": TRAIN, "prompt": place, "expected": tokens}

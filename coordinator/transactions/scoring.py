@@ -222,13 +222,13 @@ def give_up(connection: sa.Connection, claim_id: str, reason: str, *, audits: Au
     if not is_for_learner(group_no):
         evaluations.record_group(connection, group_no, now_ms)
     escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
-    _note(connection, reason, now_ms, groups=1, down=False)
+    _record_trouble(connection, reason, now_ms, groups=1, down=False)
     return True
 
 
 def stand_still(connection: sa.Connection, reason: str, next_step: str = "", *, now_ms: int) -> None:
     """Record for the operator that nothing can be judged at the moment; it is tried again."""
-    _note(connection, reason, now_ms, groups=0, down=True, next_step=next_step)
+    _record_trouble(connection, reason, now_ms, groups=0, down=True, next_step=next_step)
 
 
 def trouble(connection: sa.Connection) -> Mapping[str, Any]:
@@ -242,7 +242,9 @@ def _recovered(connection: sa.Connection) -> None:
         set_fact(connection, TROUBLE, {**before, "down": False})
 
 
-def _note(connection: sa.Connection, reason: str, now_ms: int, *, groups: int, down: bool, next_step: str = "") -> None:
+def _record_trouble(
+    connection: sa.Connection, reason: str, now_ms: int, *, groups: int, down: bool, next_step: str = ""
+) -> None:
     before = trouble(connection)
     after = {"groups": before.get("groups", 0) + groups, "reason": reason, "ms": now_ms, "down": down}
     set_fact(connection, TROUBLE, after | ({"next_step": next_step} if next_step else {}))

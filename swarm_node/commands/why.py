@@ -25,8 +25,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import trio
+
 from ledger.book import ClaimState
-from protocol.errors import ConfigInvalid, ProofInvalid, SwarmError, named
+from protocol.errors import ConfigInvalid, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
 from protocol.ids import NodeId
 from protocol.policy import chunks
 from protocol.policy.manifest import open_manifest
@@ -123,6 +125,33 @@ async def look_up(join: JoinString, home: Path, key: NodeKey, explanation: Expla
         return await look()
     finally:
         await coordinator.close()
+
+
+def answer_to(join: JoinString, key: NodeKey, about: str, warn: Callable[[str], None] | None) -> Explanations:
+    """Return the coordinator's answer about a lease or the last ones; if it fails, `warn` and return `NOTHING`.
+
+    Without `warn`, a failure is an error.
+    """
+    try:
+        return trio.run(ask, join, key, about)
+    except SwarmError as error:
+        if warn is None:
+            raise
+        warn(named(error))
+        return NOTHING
+
+
+def compare(
+    join: JoinString, home: Path, key: NodeKey, explanation: Explanation, warn: Callable[[str], None]
+) -> tuple[Logged, SwarmError | None]:
+    """Return what the public log says of a lease, and the error if it contradicts the coordinator's report."""
+    try:
+        return trio.run(look_up, join, home, key, explanation), None
+    except (ProofInvalid, LedgerForked, RolledBack) as error:
+        return Logged("contradicted"), error
+    except SwarmError as error:
+        warn(f"not compared: {named(error)}")
+        return Logged("not_compared"), None
 
 
 def lines(explanation: Explanation, holds: Callable[[int], bool] = lambda _: True) -> Iterator[str]:

@@ -79,7 +79,7 @@ class Origins:
 
     def fit(self, origin: Origin) -> bool:
         """Return True if an origin may be asked now."""
-        return self._of(origin.url).resumes_at <= trio.current_time()
+        return self._standing_of(origin.url).resumes_at <= trio.current_time()
 
     def fetcher_for(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
         """Return a function that fetches chunks of a version, each with the size in its signed manifest."""
@@ -107,7 +107,7 @@ class Origins:
 
     def failed(self, origin: Origin, error: SwarmError | None) -> None:
         """Pause an origin; without an error, it was too slow for the caller."""
-        standing, now = self._of(origin.url), trio.current_time()
+        standing, now = self._standing_of(origin.url), trio.current_time()
         if standing.resumes_at > now:  # several requests were under way when it failed
             return
         standing.resumes_at = now + min(PAUSE_S * 2**standing.failures, PAUSE_MAX_S)
@@ -119,7 +119,7 @@ class Origins:
         for origin in self._others.values():
             await origin.close()
 
-    def _of(self, url: str) -> _Standing:
+    def _standing_of(self, url: str) -> _Standing:
         return self._standing.setdefault(url, _Standing())
 
 

@@ -207,14 +207,14 @@ class EngineClient:
         async with self._turn, self._or_nothing():
             while self._unanswered and not self._early:
                 if interrupted is None:
-                    await self._hear()
+                    await self._receive_answer()
                 elif interrupted.is_set():
                     return None
                 else:
-                    await first_of(self._hear, interrupted.wait)
+                    await first_of(self._receive_answer, interrupted.wait)
             return self._early.popleft() if self._early else None
 
-    async def _hear(self) -> None:
+    async def _receive_answer(self) -> None:
         """Receive one answer to a request."""
         self._note(await self._receive(self._answer_timeout_s))
 

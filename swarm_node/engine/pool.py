@@ -146,7 +146,7 @@ class EnginePool:
                     return None
                 if interrupted is not None and interrupted.is_set():
                     return None
-                await self._hear(interrupted)
+                await self._await_news(interrupted)
 
     async def cancel(self, request_ids: Collection[str]) -> None:
         """Cancel requests, also while another task awaits them."""
@@ -282,7 +282,7 @@ class EnginePool:
 
     # --- hearing from cards -------------------------------------------------------------------------------------------
 
-    async def _hear(self, interrupted: Interrupt | None) -> None:
+    async def _await_news(self, interrupted: Interrupt | None) -> None:
         """Wait for an answer of any card, for a change, or for `interrupted`."""
         news = self._news
 

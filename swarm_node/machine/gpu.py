@@ -145,7 +145,7 @@ def parse_amd(text: str) -> tuple[Card, ...]:
     driver = said.pop("system", {}).get("Driver version", "")
     cards = []
     for place, (key, card) in enumerate(sorted(said.items(), key=lambda item: (len(item[0]), item[0]))):
-        total, used = _of(card, "vram total memory"), _of(card, "vram total used memory")
+        total, used = _number_of(card, "vram total memory"), _number_of(card, "vram total used memory")
         name = next((value for key, value in card.items() if "card series" in key.lower()), "AMD GPU")
         cards.append(
             Card(
@@ -154,8 +154,8 @@ def parse_amd(text: str) -> tuple[Card, ...]:
                 driver,
                 int(total) if total else None,
                 int(used) if used else None,
-                _of(card, "temperature (sensor edge)"),
-                _of(card, "graphics package power"),
+                _number_of(card, "temperature (sensor edge)"),
+                _number_of(card, "graphics package power"),
                 number=int(key.removeprefix("card")) if key.removeprefix("card").isdecimal() else place,
             )
         )
@@ -310,5 +310,5 @@ def _bytes(mib: float | None) -> int | None:
     return None if mib is None else int(mib * MIB)
 
 
-def _of(card: dict[str, str], what: str) -> float | None:
+def _number_of(card: dict[str, str], what: str) -> float | None:
     return next((_number(value) for key, value in card.items() if what in key.lower()), None)

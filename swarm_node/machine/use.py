@@ -54,7 +54,7 @@ def is_wsl(version: Path = Path("/proc/version")) -> bool:
 def on_battery(supplies: Path = Path("/sys/class/power_supply")) -> bool | None:
     """Return True if this machine runs on battery; None if unknown."""
     if sys.platform == "darwin":
-        said = _said(["pmset", "-g", "batt"])
+        said = _output_of(["pmset", "-g", "batt"])
         return None if said is None else "Battery Power" in said
     if not supplies.is_dir():
         return None
@@ -98,10 +98,12 @@ def _session_idle_s() -> float | None:
     if not shutil.which("loginctl"):
         return None
     names = [
-        line.split()[0] for line in (_said(["loginctl", "list-sessions", "--no-legend"]) or "").splitlines() if line
+        line.split()[0]
+        for line in (_output_of(["loginctl", "list-sessions", "--no-legend"]) or "").splitlines()
+        if line
     ]
     wanted = [word for name in ("Type", "State", "IdleHint", "IdleSinceHint") for word in ("-p", name)]
-    said = [_said(["loginctl", "show-session", name, *wanted]) or "" for name in names[:SESSIONS_MAX]]
+    said = [_output_of(["loginctl", "show-session", name, *wanted]) or "" for name in names[:SESSIONS_MAX]]
     return session_idle_s(said, now_s=time.time())
 
 
@@ -118,7 +120,7 @@ def session_idle_s(sessions: Sequence[str], *, now_s: float) -> float | None:
 
 
 def _mac_idle_s() -> float | None:
-    match = re.search(r'"HIDIdleTime" = (\d+)', _said(["ioreg", "-c", "IOHIDSystem", "-d", "4"]) or "")
+    match = re.search(r'"HIDIdleTime" = (\d+)', _output_of(["ioreg", "-c", "IOHIDSystem", "-d", "4"]) or "")
     return int(match[1]) / 1e9 if match else None
 
 
@@ -138,7 +140,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _said(command: list[str]) -> str | None:
+def _output_of(command: list[str]) -> str | None:
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=ASK_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL

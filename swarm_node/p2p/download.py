@@ -35,16 +35,16 @@ from protocol.work.messages import Blame, FetchPlan, Peer
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.fetch import (
-    Began,
-    Broke,
+    ChunkBegan,
     ChunkMemory,
     ChunkRefused,
+    ChunksAnnounced,
     Deadlines,
     Delivered,
-    Had,
-    Lied,
+    IdleStreamClosed,
+    LocalFault,
     Outcome,
-    Parted,
+    SentWrongBytes,
     Upstream,
 )
 from swarm_node.p2p.host import Host
@@ -330,11 +330,11 @@ class _Download:
             self._go_by(news.plan)
             picker.follow(self._sources(), stripes=self._plan.stripes, pace=self._pace())
             return True
-        if isinstance(news, Had):
+        if isinstance(news, ChunksAnnounced):
             return picker.had(news.source, news.chunks, now)
-        if isinstance(news, Began):
+        if isinstance(news, ChunkBegan):
             return picker.began(news.source, news.chunk, now)
-        if isinstance(news, Broke):
+        if isinstance(news, LocalFault):
             self._broke = news.error
         elif isinstance(news, Delivered):
             if news.source != ORIGIN:
@@ -347,10 +347,10 @@ class _Download:
             self._progressed(len(news.data), picker.missing)
         elif isinstance(news, ChunkRefused):
             picker.refused(news.source, news.chunk, news.reason, now)
-        elif isinstance(news, Parted):
+        elif isinstance(news, IdleStreamClosed):
             self._upstreams.pop(news.source, None)
             picker.parted(news.source, now)
-        elif isinstance(news, Lied):
+        elif isinstance(news, SentWrongBytes):
             self._upstreams.pop(news.source, None)
             picker.lied(news.source, now)
             self.report.blames.append(Blame(peer_id=news.source, chunk=news.chunk, got=news.got))
@@ -381,7 +381,7 @@ class _Download:
             await trio.to_thread.run_sync(self._blobs.write, chunk, data)
             news = Delivered(ORIGIN, chunk, data)
         except DiskFull as error:
-            news = Broke(error)
+            news = LocalFault(error)
         except (SwarmError, trio.TooSlowError) as error:
             self._note(f"{ORIGIN}: {named(error) if isinstance(error, SwarmError) else 'no answer in time'}")
             news = ChunkRefused(ORIGIN, chunk, Reason.BUSY)

@@ -66,7 +66,7 @@ class Delivered:
 
 
 @dataclass(frozen=True)
-class Had:
+class ChunksAnnounced:
     """The upstream reports that it holds these chunks."""
 
     source: str
@@ -74,7 +74,7 @@ class Had:
 
 
 @dataclass(frozen=True)
-class Began:
+class ChunkBegan:
     """The first bytes of a requested chunk have arrived."""
 
     source: str
@@ -99,14 +99,14 @@ class UpstreamFailed:
 
 
 @dataclass(frozen=True)
-class Parted:
+class IdleStreamClosed:
     """The upstream closed an idle stream; chunks that were requested at that moment are open again."""
 
     source: str
 
 
 @dataclass(frozen=True)
-class Lied:
+class SentWrongBytes:
     """Evidence that the upstream sent other bytes under a chunk's name."""
 
     source: str
@@ -115,21 +115,30 @@ class Lied:
 
 
 @dataclass(frozen=True)
-class Broke:
+class LocalFault:
     """Failure of this node: it cannot continue, for example because its disk is full."""
 
     error: SwarmError
 
 
-Outcome = Delivered | Had | Began | ChunkRefused | UpstreamFailed | Parted | Lied | Broke
+Outcome = (
+    Delivered
+    | ChunksAnnounced
+    | ChunkBegan
+    | ChunkRefused
+    | UpstreamFailed
+    | IdleStreamClosed
+    | SentWrongBytes
+    | LocalFault
+)
 
 
-class _Liar(Exception):
+class _WrongBytes(Exception):
     def __init__(self, chunk: ChunkId, got: ChunkId) -> None:
         self.chunk, self.got = chunk, got
 
 
-class _Idle(Exception):
+class _IdleStream(Exception):
     """The peer closed the stream, because nothing was requested for a while."""
 
 
@@ -202,19 +211,19 @@ class Upstream:
     async def run(self) -> None:
         """Serve `ask` until the first failure, which is reported and not raised; when cancelled, close with a BYE."""
         try:
-            link = await self._reach()
+            link = await self._connect()
             self.is_open = True
-            await self._use(link)
-        except _Liar as liar:
-            await self._report(Lied(self.peer.peer_id, liar.chunk, liar.got))
-        except _Idle:
-            await self._report(Parted(self.peer.peer_id))
+            await self._exchange(link)
+        except _WrongBytes as wrong:
+            await self._report(SentWrongBytes(self.peer.peer_id, wrong.chunk, wrong.got))
+        except _IdleStream:
+            await self._report(IdleStreamClosed(self.peer.peer_id))
         except PeerFault as error:
             await self._report(UpstreamFailed(self.peer.peer_id, error))
         except SwarmError as error:
-            await self._report(Broke(error))
+            await self._report(LocalFault(error))
 
-    async def _reach(self) -> Link:
+    async def _connect(self) -> Link:
         knock_s, until = self._deadlines.knock_s, trio.current_time() + self._deadlines.patience_s
         while True:
             try:
@@ -229,33 +238,33 @@ class Upstream:
             await trio.sleep(knock_s)
             knock_s = min(2 * knock_s, KNOCK_MAX_S)
 
-    async def _use(self, link: Link) -> None:
+    async def _exchange(self, link: Link) -> None:
         try:
             async with trio.open_nursery() as storing:
                 try:
                     async with trio.open_nursery() as talking:
 
                         def store(answer: Chunk) -> None:
-                            storing.start_soon(self._or_end, talking, self._store(answer))
+                            storing.start_soon(self._run_or_end, talking, self._store(answer))
 
-                        talking.start_soon(self._or_end, talking, self._send_orders(link))
-                        talking.start_soon(self._or_end, talking, self._be_answered(link, store))
+                        talking.start_soon(self._run_or_end, talking, self._send_orders(link))
+                        talking.start_soon(self._run_or_end, talking, self._receive_in_time(link, store))
                 finally:
                     self._store_until(trio.current_time() + self._deadlines.store_s)
         finally:
-            if isinstance(self._failure, PeerVanished | _Idle):
+            if isinstance(self._failure, PeerVanished | _IdleStream):
                 await link.abort()
             else:
                 self._host.part(link, Farewell.FAULT if self._failure else Farewell.DONE)
         if self._failure is not None:
             raise self._failure
 
-    async def _or_end(self, talking: trio.Nursery, step: Coroutine[None, None, None]) -> None:
+    async def _run_or_end(self, talking: trio.Nursery, step: Coroutine[None, None, None]) -> None:
         """Run a part of the conversation, or store a chunk from it; any failure ends the conversation."""
         try:
             await step
-        except (SwarmError, _Liar, _Idle) as error:
-            if self._failure is None or _weight(error) > _weight(self._failure):
+        except (SwarmError, _WrongBytes, _IdleStream) as error:
+            if self._failure is None or _rank(error) > _rank(self._failure):
                 self._failure = error
             talking.cancel_scope.cancel()
 
@@ -267,21 +276,21 @@ class Upstream:
                 size_bytes = self._sizes[order.chunk]
                 message = self._requester.want(order.chunk, size_bytes, is_behind=order.is_behind)
                 if owed_nothing:
-                    self._be_patient()
+                    self._restart_patience()
             else:
                 message = self._requester.cancel(order.chunk)
             if message is not None:
                 await link.send(message, stall_s=self._deadlines.stall_s)
 
-    async def _be_answered(self, link: Link, store: Callable[[Chunk], None]) -> None:
+    async def _receive_in_time(self, link: Link, store: Callable[[Chunk], None]) -> None:
         try:
             with self._patience:
-                await self._take_answers(link, store)
+                await self._receive_answers(link, store)
         finally:
             self._memory.release(self._reserved_bytes)
         raise PeerStalled(f"Peer {link.peer} left {self._requester.unanswered} chunks unanswered.")
 
-    async def _take_answers(self, link: Link, store: Callable[[Chunk], None]) -> None:
+    async def _receive_answers(self, link: Link, store: Callable[[Chunk], None]) -> None:
         arriving: ChunkId | None = None
         while True:
             messages = await link.receive()
@@ -290,12 +299,12 @@ class Upstream:
                 answer = self._requester.receive(message)
                 if isinstance(answer, Bye):
                     if answer.reason is Farewell.IDLE:
-                        raise _Idle
+                        raise _IdleStream
                     raise PeerVanished(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
                 if isinstance(answer, Have):
-                    await self._report(Had(link.peer, answer.chunks))
+                    await self._report(ChunksAnnounced(link.peer, answer.chunks))
                     continue
-                self._be_patient()
+                self._restart_patience()
                 if isinstance(answer, Reject):
                     await self._report(ChunkRefused(link.peer, answer.chunk, answer.reason))
                 else:
@@ -307,8 +316,8 @@ class Upstream:
                 arriving = link.arriving
                 if arriving:
                     self._requester.require_awaited(arriving)
-                    self._be_patient()
-                    await self._report(Began(link.peer, arriving))
+                    self._restart_patience()
+                    await self._report(ChunkBegan(link.peer, arriving))
                     await self._reserve(self._sizes[arriving])
 
     async def _reserve(self, size_bytes: int) -> None:
@@ -316,11 +325,11 @@ class Upstream:
         if self._reserved_bytes:
             return
         self._waits_for_memory = True
-        self._be_patient()
+        self._restart_patience()
         await self._memory.reserve(size_bytes)
         self._reserved_bytes = size_bytes
         self._waits_for_memory = False
-        self._be_patient()
+        self._restart_patience()
 
     async def _store(self, answer: Chunk) -> None:
         """Verify a chunk and write it; after the deadline, a hanging write and its chunk are abandoned."""
@@ -335,7 +344,7 @@ class Upstream:
             try:
                 await trio.to_thread.run_sync(self._blobs.write, answer.chunk, answer.data, abandon_on_cancel=True)
             except ChunkMismatch:
-                raise _Liar(answer.chunk, chunk_id(answer.data)) from None
+                raise _WrongBytes(answer.chunk, chunk_id(answer.data)) from None
             finally:
                 self._stores.discard(scope)
         if not scope.cancelled_caught:
@@ -354,12 +363,12 @@ class Upstream:
             except trio.WouldBlock:
                 await self._outcomes.send(news)
 
-    def _be_patient(self) -> None:
+    def _restart_patience(self) -> None:
         """Restart the patience deadline, since the peer is alive, or is not read."""
         is_due = self._requester.unanswered and not self._waits_for_memory
         self._patience.deadline = trio.current_time() + (self._deadlines.patience_s if is_due else math.inf)
 
 
-def _weight(failure: Exception) -> int:
+def _rank(failure: Exception) -> int:
     """Return the rank of a failure; the higher one is reported: a lie first, then a failure of this node."""
-    return 2 if isinstance(failure, _Liar) else int(not isinstance(failure, PeerFault | _Idle))
+    return 2 if isinstance(failure, _WrongBytes) else int(not isinstance(failure, PeerFault | _IdleStream))

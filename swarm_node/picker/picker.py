@@ -96,7 +96,7 @@ class Picker:
         self._pace, named = pace, {source.name: source for source in sources}
         for name in self._states.keys() - named.keys():
             self._states[name].leave()
-            self._resign(self._states[name])
+            self._drop_reservations(self._states[name])
         for name, source in named.items():
             blames = self._blames.get(name, 0)
             self._states.setdefault(name, SourceState(source, blames, self._rules.window)).join(source)
@@ -133,7 +133,7 @@ class Picker:
             states, at_end = self._states.values(), not self._unasked
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
             for state in self._hearing.advance(states, now, self._rules):
-                self._pass_over(state, now)
+                self._skip_silent(state, now)
         able = [state for state in self._states.values() if state.is_able(now) and not state.is_silent]
         self._rng.shuffle(able)
         for state in sorted(able, key=lambda state: (state.down, state.rank)):
@@ -213,7 +213,7 @@ class Picker:
         state.release(chunk)
         if reason is Reason.ABSENT:
             if chunk in state.has:
-                self._lost(state, [chunk])
+                self._forget_holdings(state, [chunk])
             state.lack(chunk)
         self._reopen(chunk, name)
         if reason is Reason.CANCELLED:
@@ -221,7 +221,7 @@ class Picker:
         elif now >= state.paused_until:  # once per burst of answers
             rest = state.strike if state.source.kind == "origin" else state.pause  # an origin must not refuse
             rest(now, self._rules, self._rng)
-            self._resign(state)
+            self._drop_reservations(state)
 
     def failed(self, name: str, now: float) -> None:
         """Record that the source is lost for now; all chunks requested from it are open again."""
@@ -407,9 +407,9 @@ class Picker:
     def _draw(self, state: SourceState, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
         return sample_fitting(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
 
-    def _pass_over(self, state: SourceState, now: float) -> None:
+    def _skip_silent(self, state: SourceState, now: float) -> None:
         """Take back the chunks of a silent source, and open them to others that can send them."""
-        self._resign(state)
+        self._drop_reservations(state)
         others = [other for other in self._states.values() if other.is_able(now) and not other.is_silent]
         others = [other for other in others if other.source.kind != "origin"]
         for chunk in [chunk for chunk in state.asked if chunk in self._missing and chunk not in state.taken_back]:
@@ -423,18 +423,18 @@ class Picker:
 
     def _write_off(self, state: SourceState) -> None:
         """Reopen the chunks that a lost source owes, and those reserved for it."""
-        self._resign(state)
-        self._lost(state, state.has.copy())
+        self._drop_reservations(state)
+        self._forget_holdings(state, state.has.copy())
         for chunk in state.forget():
             self._reopen(chunk, state.source.name)
 
-    def _resign(self, state: SourceState) -> None:
+    def _drop_reservations(self, state: SourceState) -> None:
         """Reopen the chunks that are reserved for a source."""
         for chunk in list(state.reserved):
             self._unreserve(chunk)
             self._reopen(chunk, state.source.name)
 
-    def _lost(self, state: SourceState, chunks: Iterable[ChunkId]) -> None:
+    def _forget_holdings(self, state: SourceState, chunks: Iterable[ChunkId]) -> None:
         """Record that a source no longer holds `chunks`; it may receive those of its part again."""
         self._copies.subtract(chunks)
         state.has.difference_update(chunks)

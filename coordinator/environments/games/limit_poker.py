@@ -24,7 +24,6 @@ from typing import ClassVar
 
 from coordinator.environments.games import chance
 from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable, strength
-from coordinator.environments.games.poker_solver import situations
 from protocol.tasks import Reward
 
 ACTIONS: Mapping[str, str] = {"fold": "f", "call": "c", "check": "c", "raise": "r", "bet": "r"}
@@ -237,6 +236,8 @@ _TABLES = {
 @cache
 def near_equilibrium(rules: BettingRules) -> Mapping[str, Sequence[int]]:
     """Return the weights of the legal actions in each situation, in 255ths."""
+    from coordinator.environments.games.poker_solver import situations  # needs numpy, without which settings are read
+
     digits, weights = bytes.fromhex(_TABLES[rules.name]), dict[str, Sequence[int]]()
     places = {name: len(table.legal) for name, table in situations(rules)}
     start = 0

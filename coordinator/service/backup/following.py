@@ -64,7 +64,6 @@ log = logging.getLogger(__name__)
 
 Tell = Callable[[str, int, int], None]
 
-EVERY_S = 1.0
 ATTEMPTS = 20
 """Attempts of one pass to find a moment without an activation; then the next pass tries."""
 

@@ -5,7 +5,7 @@ from datetime import date
 import numpy as np
 import pytest
 
-from coordinator.audit.probing import WIDEST, Probes
+from coordinator.audit.rounding import WIDEST, Probes
 from coordinator.rules.calibration import POSITIONS_MIN, SHIPPED, Calibration, Tolerance, read
 from coordinator.rules.replay import ReplayMeasurement
 from coordinator.rules.verdict import AuditOutcome, judge

@@ -16,9 +16,8 @@ import pytest
 from coordinator.base.children import script
 from coordinator.config import Config
 from coordinator.learner import boards
-from coordinator.learner.board_queue import QueuedBoard
 from coordinator.learner.boards import COLUMNS, HIDDEN, Row, TrackingBoard, tracked_settings
-from coordinator.learner.tracking import Tracker, open_tracker, read
+from coordinator.learner.tracking import QueuedBoard, Tracker, open_tracker, read
 from protocol.work.learning import Evaluated, EvaluationSample, EvaluationSamples
 
 METRICS = {"samples": 4.0, "tokens": 10.0, "cost": 0.5, "loss": -0.5}

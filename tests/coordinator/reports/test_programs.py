@@ -38,7 +38,7 @@ def train(world: World, number: int) -> None:
 
 
 def fares(world: World, name: str, life: Life) -> None:
-    world.run(programs.fares, name, asdict(life), world.now_ms)
+    world.run(programs.record_child, name, asdict(life), world.now_ms)
 
 
 def told(world: World, after_s: float = 0.0) -> dict[str, Any]:

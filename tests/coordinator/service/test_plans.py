@@ -38,7 +38,7 @@ PEERS = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 9)]
 def test_every_stripe_of_a_part_has_one_parent_and_the_seeder_is_always_there() -> None:
     plans, _, _ = planned(*PEERS)
     for node in PEERS:
-        part = plans.part(node)
+        part = plans.plan_for(node)
         assert sorted(stripe for peer in part.peers for stripe in peer.stripes) == list(range(STRIPES))
         assert node not in {peer.peer_id for peer in part.peers}
         assert SEEDER in {peer.peer_id for peer in part.peers}
@@ -47,13 +47,13 @@ def test_every_stripe_of_a_part_has_one_parent_and_the_seeder_is_always_there() 
 def test_a_node_is_told_whether_others_could_dial_it_where_anybody_tried() -> None:
     plans, live, nodes = planned(*PEERS)
     plans.update(1, live, 3e6, nodes, now_ms=1, dialled={PEERS[0]: True, PEERS[1]: False})
-    assert [plans.part(node).dialled for node in PEERS[:3]] == [True, False, None]
+    assert [plans.plan_for(node).dialled for node in PEERS[:3]] == [True, False, None]
 
 
 def test_who_cannot_be_dialled_is_told_whom_to_call_and_its_children_to_wait_for_that() -> None:
     shy = set(PEERS[:3])
     plans, _, _ = planned(*PEERS, shy=shy)
-    parts = {node: plans.part(node) for node in PEERS}
+    parts = {node: plans.plan_for(node) for node in PEERS}
     waited_for = {(peer.peer_id, node) for node, part in parts.items() for peer in part.peers if peer.calls}
     called = {(node, peer.peer_id) for node, part in parts.items() for peer in part.calls}
     assert waited_for == called
@@ -70,14 +70,14 @@ def test_a_fast_node_that_cannot_be_dialled_is_told_to_call_as_many_as_it_may_fe
     plans = Plans()
     plans.seeder = SEEDER_PEER
     plans.update(1, {NodeId(node.name): f"{node.name}:1" for node in nodes}, 8e6, nodes, now_ms=0)
-    assert max(len(plans.part(name).calls) for name in callers[:2]) == FAN_OUT_MAX == limits.CALLS_MAX
+    assert max(len(plans.plan_for(name).calls) for name in callers[:2]) == FAN_OUT_MAX == limits.CALLS_MAX
 
 
 def test_who_could_not_be_dialled_is_tried_by_one_and_with_every_version_by_another() -> None:
     shy, probers = PEERS[:2], []
     for version in range(1, 8):
         plans, _, _ = planned(*PEERS, version=version, shy=shy)
-        probes = {node: plans.part(node).probe for node in PEERS}
+        probes = {node: plans.plan_for(node).probe for node in PEERS}
         tried = {probe.peer_id: node for node, probe in probes.items() if probe}
         assert tried.keys() == set(shy)
         probers.append(tried[shy[0]])
@@ -89,8 +89,8 @@ def test_who_names_no_address_is_not_tried() -> None:
     plans.seeder = SEEDER_PEER
     nodes = [NodeLinks(PEERS[0], 1e6, 1e6, dialable=False), NodeLinks(PEERS[1], 1e6, 1e6)]
     plans.update(1, {PEERS[0]: "", PEERS[1]: "b:1"}, 1e6, nodes, now_ms=0)
-    assert plans.part(PEERS[1]).probe is None
-    assert [peer.peer_id for peer in plans.part(PEERS[0]).calls] == [PEERS[1]]
+    assert plans.plan_for(PEERS[1]).probe is None
+    assert [peer.peer_id for peer in plans.plan_for(PEERS[0]).calls] == [PEERS[1]]
 
 
 def test_a_crowd_of_questions_costs_one_look() -> None:
@@ -103,40 +103,40 @@ def test_a_crowd_of_questions_costs_one_look() -> None:
 def test_a_newcomer_that_asks_between_two_looks_is_fed_and_feeds_nobody() -> None:
     plans, live, nodes = planned(*PEERS[:4])
     plans.fit_in(PEERS[4])
-    part = plans.part(PEERS[4])
+    part = plans.plan_for(PEERS[4])
     assert sorted(stripe for peer in part.peers for stripe in peer.stripes) == list(range(STRIPES))
     assert not part.calls
     plans.update(1, live | {PEERS[4]: "late:1"}, 3e6, [*nodes, NodeLinks(PEERS[4], 1e6, 1e6)], now_ms=PLANNED_FOR_MS)
-    assert plans.part(PEERS[4]) == part
+    assert plans.plan_for(PEERS[4]) == part
     plans.update(1, live, 3e6, nodes, now_ms=2 * PLANNED_FOR_MS)
     with pytest.raises(UnknownNode):
-        plans.part(PEERS[4])
+        plans.plan_for(PEERS[4])
 
 
 def test_joins_and_leaves_in_the_middle_of_a_broadcast_move_nobody_else() -> None:
     plans, live, nodes = planned(*PEERS[:6])
     gone, late = PEERS[0], PEERS[6]
-    before = {node: plans.part(node) for node in PEERS[1:6]}
+    before = {node: plans.plan_for(node) for node in PEERS[1:6]}
     live = {node: address for node, address in live.items() if node != gone} | {late: "late:1"}
     plans.update(1, live, 3e6, [*nodes[1:], NodeLinks(late, 1e6, 1e6)], now_ms=1)
-    assert plans.part(late).peers
+    assert plans.plan_for(late).peers
     for node, part in before.items():
         kept = {(peer.peer_id, stripe) for peer in part.peers for stripe in peer.stripes if peer.peer_id != gone}
-        now = {(peer.peer_id, stripe) for peer in plans.part(node).peers for stripe in peer.stripes}
+        now = {(peer.peer_id, stripe) for peer in plans.plan_for(node).peers for stripe in peer.stripes}
         assert kept <= now
         assert gone not in {peer for peer, _ in now}
     with pytest.raises(UnknownNode):
-        plans.part(gone)
+        plans.plan_for(gone)
 
 
 def test_who_asks_again_when_all_whom_it_was_told_of_have_left_is_told_of_others() -> None:
     """The node had only the seeder, which in a large swarm accepts connections only from its children."""
     names = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 41)]
     plans, live, nodes = planned(*names)
-    gone = {peer.peer_id for peer in plans.part(names[0]).peers}
+    gone = {peer.peer_id for peer in plans.plan_for(names[0]).peers}
     live = {node: address for node, address in live.items() if node not in gone}
     plans.update(1, live, 3e6, [node for node in nodes if node.name in live], now_ms=PLANNED_FOR_MS)
-    told = {peer.peer_id for peer in plans.part(names[0]).peers}
+    told = {peer.peer_id for peer in plans.plan_for(names[0]).peers}
     assert len(told - {SEEDER}) == SPARES
     assert told - {SEEDER} <= live.keys()
 
@@ -188,6 +188,6 @@ def test_every_address_of_a_node_is_told_to_those_who_dial_it() -> None:
     plans, live, nodes = planned(*PEERS)
     also = {PEERS[0]: ("[2001:db8::1]:1", "198.51.100.1:1")}
     plans.update(2, live, 3e6, nodes, now_ms=1, also=also)
-    told = [peer for node in PEERS[1:] for peer in plans.part(node).peers if peer.peer_id == PEERS[0]]
+    told = [peer for node in PEERS[1:] for peer in plans.plan_for(node).peers if peer.peer_id == PEERS[0]]
     assert told
     assert {(peer.address, peer.also) for peer in told} == {(f"{PEERS[0]}:1", also[PEERS[0]])}

@@ -119,7 +119,7 @@ def plans_of(dialable: int, punchable: int, *, hidden: int = 0, version: int = 2
 @pytest.mark.parametrize(("dialable", "hidden"), [(0, 0), (2, 0), (2, 2), (4, 0)])
 def test_both_of_a_pair_are_told_of_each_other_and_nobody_else_is(dialable: int, hidden: int) -> None:
     plans, names = plans_of(dialable, 4, hidden=hidden)
-    parts: dict[NodeId, FetchPlan] = {name: plans.part(name) for name in names}
+    parts: dict[NodeId, FetchPlan] = {name: plans.plan_for(name) for name in names}
     told = {(name, peer.peer_id, peer.address) for name, part in parts.items() for peer in part.punches}
     punchable = names[dialable : dialable + 4]
     assert told, "some punch"
@@ -134,7 +134,7 @@ def test_both_of_a_pair_are_told_of_each_other_and_nobody_else_is(dialable: int,
 def test_who_cannot_be_dialled_is_told_whom_to_ask_for_its_address() -> None:
     plans, names = plans_of(2, 2, hidden=2)
     for at, name in enumerate(names):
-        observers = plans.part(name).observers
+        observers = plans.plan_for(name).observers
         if at < 2:
             assert observers == ()
         else:
@@ -147,7 +147,7 @@ def test_a_report_in_the_middle_of_a_version_moves_nobody_until_the_next() -> No
     plans, names = plans_of(2, 0, hidden=2)
     for at, name in enumerate(names[2:]):
         plans.report(name, said(f"203.0.113.{at}:4001"), caller=f"203.0.113.{at}")
-    assert not any(plans.part(name).punches for name in names)
+    assert not any(plans.plan_for(name).punches for name in names)
 
 
 @pytest.mark.asyncio

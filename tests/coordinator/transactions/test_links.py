@@ -282,7 +282,7 @@ def plans_of(world: World, keys: Sequence[NodeKey]) -> Plans:
 
 def feeding(plans: Plans, keys: Sequence[NodeKey]) -> set[str]:
     """Return the nodes that are the first source of any node."""
-    parts = [plans.part(key.node_id) for key in keys]
+    parts = [plans.plan_for(key.node_id) for key in keys]
     return {peer.peer_id for part in parts for peer in part.peers if peer.stripes and peer.kind == "peer"}
 
 
@@ -300,7 +300,7 @@ def test_receipt_for_no_bytes_stops_nobodys_plan(world: World) -> None:
     receipt = TransferReceipt(round_id=ROUND, version=1, seconds=2.0, uploads=(nothing,))
     with suppress(MalformedMessage):
         give(world, liar.node_id, Fetched(receipt=liar.seal("receipt", receipt.to_bytes())))
-    assert plans_of(world, [liar, *honest]).part(honest[0].node_id).rate > 0
+    assert plans_of(world, [liar, *honest]).plan_for(honest[0].node_id).rate > 0
     _, (link,) = links.node_links({honest[0].node_id: ""}, MeasuredLinks({}, {liar.node_id: 0.0}), source=SEEDER)
     assert (link.up, link.down) == (links.UNKNOWN_BYTES_PER_S, links.UNKNOWN_BYTES_PER_S)
     with pytest.raises(ValidationError):

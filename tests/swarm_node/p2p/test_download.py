@@ -22,7 +22,7 @@ from swarm_node.base.disk import DiskFailed
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.p2p.download import DownloadProgress, FetchReport, NoSource
-from swarm_node.p2p.fetch import Began, Delivered, Outcome, Upstream
+from swarm_node.p2p.fetch import ChunkBegan, Delivered, Outcome, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer
@@ -173,7 +173,7 @@ async def test_the_first_bytes_of_a_chunk_are_reported_before_the_last_are_sent(
         upstream = Upstream(me, as_peer(peer), store(tmp_path), sizes_of(VERSION), outcomes_in, QUICK.deadlines)
         nursery.start_soon(upstream.run)
         upstream.ask(next(iter(VERSION.chunks)))
-        assert isinstance(await outcomes.receive(), Began)
+        assert isinstance(await outcomes.receive(), ChunkBegan)
         finish.set()
         assert isinstance(await outcomes.receive(), Delivered)
         nursery.cancel_scope.cancel()

@@ -16,7 +16,17 @@ from protocol.ids import ChunkId
 from protocol.policy.chunks import chunk_id
 from protocol.wire.frames import Bye, Chunk, Farewell, Want, encode
 from swarm_node.chunks.blobs import BlobStore
-from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Lied, Outcome, Parted, Upstream, UpstreamFailed
+from swarm_node.p2p.fetch import (
+    ChunkBegan,
+    Deadlines,
+    Delivered,
+    IdleStreamClosed,
+    LocalFault,
+    Outcome,
+    SentWrongBytes,
+    Upstream,
+    UpstreamFailed,
+)
 from swarm_node.p2p.link import Link
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
@@ -100,14 +110,14 @@ async def told_by(
         with trio.fail_after(PATIENT_SECONDS):
             await upstream.run()
     heard_in.close()
-    return [outcome async for outcome in heard if not isinstance(outcome, Began)]
+    return [outcome async for outcome in heard if not isinstance(outcome, ChunkBegan)]
 
 
 @pytest.mark.parametrize(("behind", "leave"), ENDS)
 async def test_who_lies_and_leaves_has_lied(tmp_path: Path, behind: bytes, leave: Leave) -> None:
     told = await told_by(answering(flipped, behind, leave), store(tmp_path))
     (lie,) = told
-    assert isinstance(lie, Lied)
+    assert isinstance(lie, SentWrongBytes)
     assert lie.chunk in CHUNKS[:ASKED]
     assert lie.got == chunk_id(flipped(lie.chunk))
     assert holds_exactly(BlobStore(tmp_path), {})
@@ -117,7 +127,7 @@ async def test_who_lies_and_leaves_has_lied(tmp_path: Path, behind: bytes, leave
 async def test_the_chunks_of_who_leaves_are_kept(tmp_path: Path, behind: bytes, leave: Leave) -> None:
     *chunks, end = await told_by(answering(sound, behind, leave), store(tmp_path))
     assert {chunk.chunk for chunk in chunks if isinstance(chunk, Delivered)} == set(CHUNKS[:ASKED])
-    assert isinstance(end, UpstreamFailed | Parted)
+    assert isinstance(end, UpstreamFailed | IdleStreamClosed)
     assert holds_exactly(BlobStore(tmp_path), {name: sound(name) for name in CHUNKS[:ASKED]})
 
 
@@ -197,5 +207,5 @@ async def test_what_this_node_cannot_store_is_told_although_the_peer_left_as_wel
     with pytest.raises(OSError, match="No space"):
         (tiny_disk / "ballast").write_bytes(bytes(2**20))
     told = await told_by(answering(sound, encode(Bye(Farewell.DONE)), wait), blobs)
-    assert isinstance(told[-1], Broke)
+    assert isinstance(told[-1], LocalFault)
     assert isinstance(told[-1].error, DiskFull)

@@ -1,5 +1,6 @@
 """Settings of the round: its mode, folder, addresses and length."""
 
+import re
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,16 @@ def _is_address(said: str) -> str:
 Address = Annotated[str, AfterValidator(_is_address)]
 AddressOrNone = Annotated[str, AfterValidator(lambda said: said and _is_address(said))]
 """An address, or an empty string for none."""
+
+
+def _is_url(said: str) -> str:
+    if not re.match(r"https?://[^/\s]", said):
+        raise ValueError(f"'{said}' is not a URL. For example https://swarm.example.org")
+    return said
+
+
+UrlOrNone = Annotated[str, AfterValidator(lambda said: said and _is_url(said))]
+"""An address on the web, or an empty string for none."""
 
 
 def _is_network(said: str) -> str:
@@ -62,7 +73,7 @@ class RoundSection(Section):
     )
     tls_certificate: Path = Field(Path("tls.crt"), description="PEM file of the certificate and its chain")
     tls_key: Path = Field(Path("tls.key"), description="PEM file of its private key")
-    public_url: str = Field("", description="URL at which nodes reach the coordinator; empty: the listen address")
+    public_url: UrlOrNone = Field("", description="URL at which nodes reach the coordinator; empty: the listen address")
     hosts: tuple[HostName, ...] = Field(
         (),
         max_length=64,

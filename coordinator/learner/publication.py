@@ -82,7 +82,7 @@ def scored_canary(model: Any, text: tuple[int, ...]) -> canary.Canary:
     full = _finite_scores(model, tokens, None)
     if not full:
         raise ConfigInvalid(
-            "The weights give no finite log-probabilities: they have grown too large.",
+            "The weights give NaN or infinite log-probabilities: they have grown too large.",
             hint="The training has diverged. Continue from an older version, with a lower learning rate.",
         )
     low, half = (_finite_scores(model, tokens, dtype) for dtype in (torch.bfloat16, torch.float16))

@@ -228,5 +228,5 @@ def test_weights_without_finite_log_probabilities_are_refused_by_name(policy_fol
     policy = TrainedPolicy(policy_folder, TrainSettings(learning_rate=1e-3))
     with torch.no_grad():
         policy.model.model.norm.weight.fill_(3e38)
-    with pytest.raises(ConfigInvalid, match="no finite log-probabilities"):
+    with pytest.raises(ConfigInvalid, match="give NaN or infinite log-probabilities"):
         policy.writer.save_hub(tmp_path / "version")

@@ -99,6 +99,11 @@ class TaskPool:
             self._homes.popitem(last=False)
         return await self._ask(place, lambda child: child.play(asked, self._spec.timeout_s))
 
+    @property
+    def printed(self) -> str:
+        """The last text that functions printed, of children that have not ended."""
+        return "".join(place.child.last_words for place in self._places if place.child)
+
     async def close(self) -> None:
         for place in self._places:
             child, place.child = place.child, None
@@ -222,6 +227,11 @@ class _Child:
             raise VerifierFailed("Its answer is not a JSON object.")
         return answer
 
+    @property
+    def last_words(self) -> str:
+        """The end of the child's standard error, to which all that functions print goes."""
+        return self._last_words.decode(errors="replace")
+
     async def _why_it_ended(self) -> VerifierFailed:
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):  # it closed its pipe; if it does not end, it is killed
@@ -230,7 +240,7 @@ class _Child:
         if self._printed_bytes > PRINTED_MAX_BYTES:
             return VerifierFailed(f"It printed more than {PRINTED_MAX_BYTES // limits.MIB} MiB for one group.")
         how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
-        last = self._last_words.decode(errors="replace").strip().rpartition("\n")[2]
+        last = self.last_words.strip().rpartition("\n")[2]
         reason = f"It {how}. {sandbox.explained_signal(-(code or 0))}".strip()
         return VerifierFailed(reason, detail=f"{reason} {last}".strip()[:REASON_MAX_CHARS])
 

@@ -121,6 +121,29 @@ def test_a_reward_that_is_wrong_is_found(tmp_path: Path, reward: str, code: str)
     assert found[code].next_step
 
 
+def test_what_completions_earn_and_functions_print_is_shown(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "my_task.py").write_text(
+        PROBLEMS + "def reward(problem, completion):\n"
+        "    print('judging', repr(completion), '\\x1b[2J')\n"
+        "    return 0.5 + 0.5 * (completion == problem.answer)\n"
+    )
+    config = load(None, [f"task.name={tmp_path}/my_task.py", "sampling.samples_per_group=4"])
+    assert asyncio.run(check(config, tmp_path / "thrown away", start.text_reader(config), said.append)) == []
+    earned, printed = said
+    assert earned == "Answers earn 1; wrong, empty and random completions earn 0.5."
+    first, *lines = printed.splitlines()
+    assert first == "The functions printed, last:"
+    assert r"  | judging '' \x1b[2J" in lines
+
+
+def test_a_reward_of_trl_that_reads_chat_completions_as_text_is_explained(tmp_path: Path) -> None:
+    chat = PROBLEMS.replace('f"{number}+1="', '[{"role": "user", "content": f"{number}+1="}]')
+    reward = "def reward(completions, answer, **_):\n    return [float(c == a) for c, a in zip(completions, answer)]\n"
+    found = {each.code: each for each in findings(tmp_path, reward, problems=chat)}["constant"]
+    assert "completion[0]['content']" in found.next_step
+
+
 def test_problems_without_an_answer_are_no_proof_that_nothing_can_be_earned(tmp_path: Path) -> None:
     unknown = PROBLEMS.replace(', "answer": str(number + 1)', "")
     right = "\ndef reward(problem, completion): return float(completion == str(eval(problem.prompt[:-1])))\n"

@@ -25,7 +25,7 @@ from coordinator.environments.host import TurnQuestion
 from coordinator.environments.interface import Observation
 from coordinator.tasks import sandbox
 from coordinator.tasks.problem_file import to_value
-from coordinator.tasks.reward_functions import SCORE_MAX, Job, unsound
+from coordinator.tasks.reward_functions import SCORE_MAX, Job, is_observation, unsound
 from coordinator.tasks.task_process import ANSWER_MAX_BYTES, LENGTH, TaskProcessSpec, pack
 from protocol import limits
 from protocol.errors import VerifierDown, VerifierFailed
@@ -283,22 +283,14 @@ def _episode(said: Any, turns: Sequence[str], *, over: bool) -> EpisodeAnswer:
     match said:
         case {"read": list() as read, "reward": list() | None as reward} if (
             len(read) <= len(turns)
-            and all(map(_is_observation, read[:-1]))
-            and all(said is None or _is_observation(said) for said in read[-1:])
+            and all(map(is_observation, read[:-1]))
+            and all(said is None or is_observation(said) for said in read[-1:])
             and (reward is not None) == (over or not read or read[-1] is None)
         ):
             return EpisodeAnswer(tuple(read), None if reward is None else _reward(reward, 0))
     raise VerifierFailed(
         "The environment's answer to a turn is neither text, nor messages with text, nor None for the end."
     )
-
-
-def _is_observation(said: Any) -> bool:
-    return isinstance(said, str) or (isinstance(said, list) and bool(said) and all(map(_is_message, said)))
-
-
-def _is_message(said: Any) -> bool:
-    return isinstance(said, dict) and isinstance(said.get("role"), str) and isinstance(said.get("content"), str)
 
 
 def _reward(said: Any, size: int) -> Reward:

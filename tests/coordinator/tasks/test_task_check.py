@@ -151,6 +151,12 @@ def test_problems_without_an_answer_are_no_proof_that_nothing_can_be_earned(tmp_
     assert (one.code, one.severity) == ("constant", "warning")
 
 
+def test_an_environment_under_another_name_is_explained(tmp_path: Path) -> None:
+    (one,) = findings(tmp_path, "\nclass Env:\n    pass\n")
+    assert one.code == "not_loadable"
+    assert one.next_step == "It has problems, Env. A file has a function `reward`, or a class `Environment`."
+
+
 SOUND = "\ndef reward(completions, answer): return [float(a == b) for a, b in zip(completions, answer)]\n"
 
 ENVIRONMENT = """

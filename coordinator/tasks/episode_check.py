@@ -6,7 +6,7 @@
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +23,9 @@ from protocol.work.rollout import unpack_tokens
 
 PLAYED = 3
 """Problems that are played."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""The roles that chat templates know, each some of them."""
 
 NONSENSE = "\u4e2d lorem <|im_end|> 42"
 SHOWN_MAX_CHARS = 160
@@ -72,11 +75,31 @@ async def check_episodes(
         text = "The same turns are answered or rewarded differently when an episode is played again."
         return EpisodeFindings("not_deterministic", text, "Take all chance from the problem, such as a seed.", shown)
     played = [episode for episodes in first for episode in episodes]
+    if role := unknown_role([message["role"] for message in _messages(played)]):
+        return EpisodeFindings("unknown_role", *role, shown, "warning")
     if len(scores := {episode.reward.score for episode in played if episode.reward}) == 1:
         text = f"All {len(played)} episodes of the scripted policy earn {scores.pop():g}."
         check = "Check by hand that one that is played well earns more: the policy learns nothing from equal rewards."
         return EpisodeFindings("constant", text, check, shown, "warning")
     return EpisodeFindings(transcripts=shown)
+
+
+def unknown_role(roles: Iterable[str]) -> tuple[str, str] | None:
+    """Return the message and the next step about a role that chat templates hardly know; None if there is none."""
+    for role in roles:
+        if role not in ROLES:
+            return (
+                f"A message has the role {role!r}.",
+                f"Use one of {', '.join(ROLES)}, if the chat template has no other.",
+            )
+    return None
+
+
+def _messages(episodes: Iterable[ScriptedEpisode]) -> Iterator[Any]:
+    """Yield the messages that the policy reads after its turns."""
+    for episode in episodes:
+        for read in episode.read:
+            yield from read if isinstance(read, list) else ()
 
 
 async def _played(spec: TaskProcessSpec, turns_max: int, problem: Problem) -> list[ScriptedEpisode]:

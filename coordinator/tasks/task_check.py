@@ -16,7 +16,7 @@ from pathlib import Path
 from coordinator.config import Config
 from coordinator.tasks import importing, kinds, sandbox
 from coordinator.tasks.chat import PLAIN_CHAT, Chat
-from coordinator.tasks.episode_check import Severity, check_episodes
+from coordinator.tasks.episode_check import Severity, check_episodes, unknown_role
 from coordinator.tasks.import_child import prepare
 from coordinator.tasks.kinds import MATH, functions_of, process_spec
 from coordinator.tasks.prompt_room import prompt_too_long
@@ -120,6 +120,8 @@ def _lengths(config: Config, task: Task, read_file: ReadFile) -> Iterator[TaskIs
             "The prompts are plain text, so data.system_prompt and data.template_arguments have no effect.",
             "Set data.chat = true, or remove these settings.",
         )  # fmt: skip
+    elif not isinstance(first.prompt, str) and (role := unknown_role(message.role for message in first.prompt)):
+        yield TaskIssue("unknown_role", "warning", "[data]", *role)
     try:
         tools = first.columns.get("tools")
         if (

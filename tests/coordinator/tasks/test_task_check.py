@@ -151,6 +151,22 @@ def test_problems_without_an_answer_are_no_proof_that_nothing_can_be_earned(tmp_
     assert (one.code, one.severity) == ("constant", "warning")
 
 
+def test_a_role_that_no_template_knows_is_found_in_prompts_and_observations(tmp_path: Path) -> None:
+    write_policy(tmp_path / "model")
+    template = "{% for each in messages %}{{ each.content }}{% endfor %}"
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    chat = PROBLEMS.replace('f"{number}+1="', '[{"role": "humen", "content": f"{number}+1="}]')
+    found = findings(tmp_path, SOUND, f"model.path={tmp_path}/model", problems=chat)
+    assert "A message has the role 'humen'." in [each.message for each in found if each.code == "unknown_role"]
+    played = ENVIRONMENT.replace(
+        "self.said = turn",
+        "self.said, first = turn, not hasattr(self, 'said')\n"
+        "        return [{'role': 'toll', 'content': '1'}] if first else None",
+    )
+    found = findings(tmp_path, played, f"model.path={tmp_path}/model", problems=chat.replace("humen", "user"))
+    assert [each.message for each in found] == ["A message has the role 'toll'."]
+
+
 def test_an_environment_under_another_name_is_explained(tmp_path: Path) -> None:
     (one,) = findings(tmp_path, "\nclass Env:\n    pass\n")
     assert one.code == "not_loadable"
@@ -196,6 +212,8 @@ def test_problems_that_are_wrong_are_found(tmp_path: Path) -> None:
     (one,) = findings(tmp_path / "b", SOUND, problems=unread)
     assert (one.code, one.severity) == ("unreadable", "error")
     assert "data.columns" in one.next_step
+    (one,) = findings(tmp_path / "b", SOUND, 'data.columns={prompt="question"}')
+    assert (one.code, one.next_step) == ("unreadable", "Correct data.columns.")
 
 
 def test_a_prompt_that_is_too_long_for_the_model_is_found(tmp_path: Path) -> None:

@@ -18,14 +18,11 @@ from coordinator.tasks.task_pool import TaskPool
 from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.errors import VerifierDown, VerifierFailed
-from protocol.tasks import Problem, Reward, Task
+from protocol.tasks import ROLES, Problem, Reward, Task
 from protocol.work.rollout import unpack_tokens
 
 PLAYED = 3
 """Problems that are played."""
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""The roles that chat templates know, each some of them."""
 
 NONSENSE = "\u4e2d lorem <|im_end|> 42"
 SHOWN_MAX_CHARS = 160

@@ -61,6 +61,8 @@ def _on_this_machine(config: Config) -> Iterator[Mistake]:
     except SwarmError as error:
         yield Mistake("task.name", error.message, error.hint)
     yield from _missing_files(config)
+    if config.task.name in FROM_FILES and not config.data.train:
+        yield Mistake("data.train", f"Task {config.task.name} needs problems.", "Set data.train to a file or folder.")
     try:
         start.require_here(config.model)
     except SwarmError as error:
@@ -117,8 +119,6 @@ def _missing_files(config: Config) -> Iterator[Mistake]:
             if key.startswith("data.") and start.is_name_on_hub(place):
                 hint += f" For a data set on the hub, write {start.HUB}{place}."
             yield Mistake(key, f"{key}: {place} does not exist.", hint)
-    if config.task.name in FROM_FILES and not config.data.train:
-        yield Mistake("data.train", f"Task {config.task.name} needs problems.", "Set data.train to a file or folder.")
 
 
 def left_to_the_hub(config: Config) -> list[str]:

@@ -111,7 +111,8 @@ def nearest(keys: list[str]) -> str:
         return f"Did you mean {' or '.join(elsewhere)}?"
     if abbreviated := [name for name in names if _initials(name) == ".".join(keys)]:  # such as learner.lr
         return f"Did you mean {abbreviated[0]}?"
-    if close := difflib.get_close_matches(key, here or sections(), n=1, cutoff=CLOSE):
+    longer = [name for name in here if name.startswith(f"{key}_")]  # such as market.budget
+    if close := longer[:1] or difflib.get_close_matches(key, here or sections(), n=1, cutoff=CLOSE):
         return f"Did you mean {'.'.join([*section, *close])}?"
     return f"[{section[0]}] has {', '.join(here)}." if here else f"Sections: {', '.join(sections())}."
 

@@ -100,7 +100,7 @@ def test_a_policy_of_the_hub_comes_from_its_cache(hub_cache: Path, policy_folder
     [
         ("hf://someone/else", "cannot be downloaded"),
         ("hf://no name at all", "cannot be downloaded"),
-        ("nowhere", "has no config.json"),
+        ("nowhere", "does not exist"),
     ],
 )
 def test_a_policy_that_is_not_there_is_named(hub_cache: Path, tmp_path: Path, path: str, said: str) -> None:

@@ -19,7 +19,16 @@ import httpx
 from echo_swarm.patches import LastSent, PublishedFile, in_published_form, read_published, size_of, write_patch
 from echo_swarm.rollouts import Budget, Rollout, Versions, read_budget, read_rollout, read_versions
 from echo_swarm.weights import files_to_send
-from protocol.errors import ERRORS, FieldRefused, NotFound, Overloaded, PatchInvalid, SwarmError, Unreachable
+from protocol.errors import (
+    ERRORS,
+    ConfigInvalid,
+    FieldRefused,
+    NotFound,
+    Overloaded,
+    PatchInvalid,
+    SwarmError,
+    Unreachable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +53,11 @@ class AsyncSwarm:
     """A round of the swarm, for the holder of an API key."""
 
     def __init__(self, url: str, key: str, *, patience_s: float = PATIENCE_S, connections: int = CONNECTIONS) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigInvalid(f"{url} is not a URL.", hint=f"Write http://{url}, or https:// if the round has TLS.")
         self._patience_s = patience_s
+        self._is_waiting = False
+        """True once a wait was logged, until a request succeeds: many may wait at once."""
         self._free = asyncio.Semaphore(connections)
         self._publishing = asyncio.Lock()
         """Held by the version that is sent: the next one's patches start from it."""
@@ -211,6 +224,7 @@ class AsyncSwarm:
                 else:
                     response = await self._http.request(method, address, json=body)
                 if response.is_success:
+                    self._is_waiting = False
                     return response.json() if response.content else None
                 error = _error(response)
                 with suppress(ValueError):
@@ -219,6 +233,9 @@ class AsyncSwarm:
                 error = Unreachable(f"The round does not answer ({str(broken) or type(broken).__name__}).")
             if not isinstance(error, Overloaded | Unreachable) or time.monotonic() + retry_s > until:
                 raise error
+            if not self._is_waiting:
+                self._is_waiting = True
+                log.warning("%s Asking again for up to %.0f s.", error.message, until - time.monotonic())
             await asyncio.sleep(retry_s)  # the answer says when to come again
 
 

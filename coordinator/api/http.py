@@ -104,8 +104,12 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except SwarmError as error:
         return await _refuse(request, error)
     except web.HTTPNotFound:
-        hint = "The base URL of the endpoint ends with /v1." if _is_of_the_endpoint(request) else ""
-        return await _refuse(request, NotFound(f"There is nothing at {request.path[:100]}.", hint=hint))
+        nothing = f"There is nothing at {request.path[:100]}"
+        if not _is_of_the_endpoint(request):
+            return await _refuse(request, NotFound(f"{nothing}."))
+        # Clients of OpenAI's API show the message alone.
+        message = f"{nothing}: the endpoint has /v1/completions, /v1/chat/completions and /v1/models."
+        return await _refuse(request, NotFound(message, hint="The base URL of the endpoint ends with /v1."))
     except web.HTTPException as error:
         return await _refuse(request, MalformedMessage(f"{request.method} {request.path[:100]}: {error.reason}."))
     except Exception as error:  # the client gets an answer, and the operator the traceback

@@ -11,7 +11,7 @@ from coordinator.config import Config, fixed
 from coordinator.config.manual import written
 from coordinator.config.mistakes import Mistake
 from coordinator.learner import start
-from coordinator.tasks.kinds import require_known
+from coordinator.tasks.kinds import FROM_FILES, require_known
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.people.addresses import host_and_port
 
@@ -61,6 +61,8 @@ def _on_this_machine(config: Config) -> Iterator[Mistake]:
     except SwarmError as error:
         yield Mistake("task.name", error.message, error.hint)
     yield from _missing_files(config)
+    if config.task.name in FROM_FILES and not config.data.train:
+        yield Mistake("data.train", f"Task {config.task.name} needs problems.", "Set data.train to a file or folder.")
     try:
         start.require_here(config.model)
     except SwarmError as error:
@@ -113,4 +115,17 @@ def _missing_files(config: Config) -> Iterator[Mistake]:
     named += [("reward.functions", place.rpartition(":")[0]) for place in config.reward.functions if ".py:" in place]
     for key, place in named:
         if place and not place.startswith(start.HUB) and not Path(place).exists():
-            yield Mistake(key, f"{key}: {place} does not exist.", "Relative paths start at the current folder.")
+            hint = "Relative paths start at the current folder."
+            if key.startswith("data.") and start.is_name_on_hub(place):
+                hint += f" For a data set on the hub, write {start.HUB}{place}."
+            yield Mistake(key, f"{key}: {place} does not exist.", hint)
+
+
+def left_to_the_hub(config: Config) -> list[str]:
+    """Return a warning if the settings name models or data on the hub, which is not asked."""
+    named = {"model.path": config.model.path, "data.train": config.data.train, "data.eval": config.data.eval}
+    if not (there := [key for key, place in named.items() if place.startswith(start.HUB)]):
+        return []
+    return [
+        f"The hub is not asked whether {' and '.join(there)} can be used: `task check`, `plan --gpu` and `launch` ask."
+    ]

@@ -37,6 +37,7 @@ def check(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     warned = manual.warnings(config) if config and not wrong else []
     if config is not None:
         wrong += checks.find_mistakes(config, left_out=[each.path for each in wrong])
+        warned += checks.left_to_the_hub(config)
     rows = mistakes.with_places(wrong, config_file, settings)
     if as_json:
         found = [

@@ -76,7 +76,7 @@ def check(
     else:
         for each in findings:
             typer.echo(f"{each.severity}: {each.code}: {each.place}\n  {each.message}\n  {each.next_step}")
-        typer.echo(counted(len(findings), "finding") if findings else "No problems found.")
+        typer.echo(counted(len(findings), "finding") if findings else "Nothing to correct.")
     raise typer.Exit(int(any(each.severity == "error" for each in findings)))
 
 

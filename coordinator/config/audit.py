@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator
 
-from coordinator.config.section import Section
+from coordinator.config.section import Device, Section
 from ledger.note import KeyKind, NoteKey
 from ledger.witness import WITNESSES_MAX
 from protocol import limits
@@ -55,9 +55,8 @@ class AuditSection(Section):
         gt=0,
         description="stop a replay without progress after this time; its cases go to another auditor",
     )
-    device: str = Field(
+    device: Device = Field(
         "cpu",
-        pattern=r"^(cpu|cuda(:\d+)?)$",
         description="cpu, cuda or cuda:N for audit replays; do not share a GPU with the learner or a node",
     )
     dtype: str = Field("float32", description="precision of audit replays; only float32 is accepted")

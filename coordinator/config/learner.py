@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from coordinator.config.section import Section
+from coordinator.config.section import Device, Section
 from protocol import limits
 
 AlgorithmName = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo", "echo2"]
@@ -52,7 +52,7 @@ class LearnerSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="type of matrix products: float32 or bfloat16; the trained weights are float32"
     )
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device of the learner: cpu, cuda or cuda:N")
+    device: Device = Field("cpu", description="device of the learner: cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="CPU threads of the learner")
     processes: int = Field(1, ge=1, le=64, description="training processes (ranks) on this machine, one GPU each")
     watchdog_s: float = Field(

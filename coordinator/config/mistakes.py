@@ -23,6 +23,9 @@ PASSES = 8
 """The most checks of one file; each but the last leaves out the values that were wrong."""
 
 
+CLOSE = 0.7
+"""The least similarity of a name that is suggested."""
+
 SHOWN_MAX_CHARS = 80
 """The part of a wrong value that a message shows."""
 
@@ -101,13 +104,17 @@ def _initials(name: str) -> str:
 
 def nearest(keys: list[str]) -> str:
     """Return a hint with the existing setting that was probably meant."""
-    names = [known.path for known in every()] if len(keys) > 1 else list(sections())
+    *section, key = keys
+    names = [known.path for known in every()]
+    here = [known.name for known in every(section[0])] if section else []
+    if elsewhere := [name for name in names if name.endswith(f".{key}")]:  # the right key, in no section or another one
+        return f"Did you mean {' or '.join(elsewhere)}?"
     if abbreviated := [name for name in names if _initials(name) == ".".join(keys)]:  # such as learner.lr
         return f"Did you mean {abbreviated[0]}?"
-    close = difflib.get_close_matches(".".join(keys), names, n=1, cutoff=0.5)
-    if not close and len(keys) > 1:  # the right key, in another section
-        close = [name for name in names if name.endswith(f".{keys[1]}")][:1]
-    return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(sections())}."
+    longer = [name for name in here if name.startswith(f"{key}_")]  # such as market.budget
+    if close := longer[:1] or difflib.get_close_matches(key, here or sections(), n=1, cutoff=CLOSE):
+        return f"Did you mean {'.'.join([*section, *close])}?"
+    return f"[{section[0]}] has {', '.join(here)}." if here else f"Sections: {', '.join(sections())}."
 
 
 def with_places(mistakes: list[Mistake], file: Path, settings: list[str]) -> list[tuple[str, Mistake]]:

@@ -10,6 +10,7 @@ Each mode changes the defaults of a few settings, which the file may still overr
 | `colocated` | central training: one local node on the learner's device, in turns with it, and no other nodes |
 """
 
+import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -73,6 +74,16 @@ AddressOrNone = Annotated[str, AfterValidator(lambda said: said and _is_address(
 """An address, or an empty string for none."""
 
 
+def _is_url(said: str) -> str:
+    if not re.match(r"https?://[^/\s]", said):
+        raise ValueError(f"'{said}' is not a URL. For example https://swarm.example.org")
+    return said
+
+
+UrlOrNone = Annotated[str, AfterValidator(lambda said: said and _is_url(said))]
+"""An address on the web, or an empty string for none."""
+
+
 def _is_network(said: str) -> str:
     try:
         return str(ip_network(said))
@@ -106,7 +117,7 @@ class RoundSection(Section):
     )
     tls_certificate: Path = Field(Path("tls.crt"), description="PEM file of the certificate and its chain")
     tls_key: Path = Field(Path("tls.key"), description="PEM file of its private key")
-    public_url: str = Field("", description="URL at which nodes reach the coordinator; empty: the listen address")
+    public_url: UrlOrNone = Field("", description="URL at which nodes reach the coordinator; empty: the listen address")
     hosts: tuple[HostName, ...] = Field(
         (),
         max_length=64,

@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn
 from protocol import limits
 from protocol.breach import Breach
 from protocol.errors import FieldRefused, MalformedMessage, MessageTooLarge, SwarmError
+from protocol.tasks import ROLES
 from protocol.text.plain import one_line
 
 MODEL = "swarm"
@@ -247,7 +248,6 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE = ("role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id")
 _NOT_IN_MESSAGES = ("refusal", "annotations", "audio", "function_call")
 """Fields that clients copy from a reply: they must be empty."""
@@ -260,7 +260,7 @@ def read_messages(value: Any, is_required: bool = True) -> tuple[Mapping[str, An
     if value is None or (value == [] and not is_required):
         return ()
     if not isinstance(value, list) or not value:
-        raise _wrong("messages", "a list of messages that is not empty", value)
+        raise _wrong("messages", "a list of messages", value)
     if len(value) > limits.QUERY_MESSAGES_MAX:
         raise _too_large("messages", f"{limits.QUERY_MESSAGES_MAX:,} messages", len(value))
     return tuple(_message(f"messages[{number}]", each) for number, each in enumerate(value))
@@ -273,8 +273,8 @@ def _message(name: str, value: Any) -> dict[str, Any]:
     for empty in _NOT_IN_MESSAGES:
         fields.neutral(empty, ([], {}, ""))
     role = fields.get("role")
-    if role not in _ROLES:
-        raise _wrong(f"{name}.role", f"one of {', '.join(_ROLES)}", role)
+    if role not in ROLES:
+        raise _wrong(f"{name}.role", f"one of {', '.join(ROLES)}", role)
     calls = _calls(f"{name}.tool_calls", fields.get("tool_calls") or [])
     if calls and role != "assistant":
         raise _refused(f"{name}.tool_calls", "only messages of the role assistant have calls", calls)

@@ -6,6 +6,8 @@ once and twice, on 1 card up to all cards.
 `CARDS_GIB` names graphics cards; `Cards` computes the part of their memory that a learner can use.
 """
 
+import difflib
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -75,12 +77,19 @@ class Cards:
 def parse(written: str) -> Cards:
     """Parse `h100`, `h100:2` or `24GiB:2`: a name or a size, and the number of cards."""
     name, _, count = written.lower().partition(":")
+    if not re.fullmatch(r"[1-9]\d?", count or "1") or int(count or 1) > CARDS_MAX:
+        raise ConfigInvalid(
+            f"{written}: the number of cards is from 1 to {CARDS_MAX}.",
+            hint="Write NAME:COUNT or SIZE:COUNT, as in h100:1 or 24GiB:2.",
+        )
     size = re.fullmatch(r"(\d+(?:\.\d+)?)(gib|gb|g)", name)
     gib = float(size[1]) * (1 if size[2] == "gib" else 1e9 / GIB) if size else CARDS_GIB.get(name)
-    if not gib or not re.fullmatch(r"[1-9]\d?", count or "1") or int(count or 1) > CARDS_MAX:
+    if not gib:
+        close = difflib.get_close_matches(name, CARDS_GIB, n=1)
         raise ConfigInvalid(
-            f"--gpu {written} is not a known card.",
-            hint=f"Write NAME:COUNT or SIZE:COUNT, as in h100:1 or 24GiB:2. Names: {', '.join(sorted(CARDS_GIB))}.",
+            f"{written} is not a known card.",
+            hint=f"{f'Did you mean {close[0]}? ' if close else ''}Write NAME:COUNT or SIZE:COUNT, as in h100:1 or "
+            f"24GiB:2. Names: {', '.join(sorted(CARDS_GIB))}.",
         )
     return Cards(name, int(gib * GIB), int(count or 1))
 
@@ -144,6 +153,7 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
             "usable_gib": _gib(cards.usable_bytes),
         },
         "settings": {name: getattr(config.learner, name) for name in SHOWN},
+        "prompt_tokens": prompt,
         "plan": _figures(plan, cards),
         "auditor": auditor,
         "ways": [
@@ -245,7 +255,7 @@ def text(found: dict[str, Any]) -> str:
     lines = [
         f"{found['model']}: {plan['parameters'] / 1e9:.2f} billion parameters; {trained} trained "
         f"({plan['trained'] / 1e9:.2f} billion), products in {settings['dtype']}, "
-        f"{settings['micro_batch_tokens'] or 'all'} tokens at once"
+        f"{settings['micro_batch_tokens'] or 'all'} tokens at once, prompts of {found['prompt_tokens']} tokens"
         f"{', layers computed twice' if settings['gradient_checkpointing'] else ''}",
         f"{card['count']} x {card['name']}: {card['gib']:.1f} GiB each, of which tensors can use "
         f"{card['usable_gib']:.1f} GiB",
@@ -269,7 +279,21 @@ def text(found: dict[str, Any]) -> str:
     verdict = "It fits" if plan["fits"] else f"It does not fit: {worst} needs {plan['peak_gib']:.1f} GiB"
     if plan["fits"] and not found["auditor"]["fits"]:
         verdict = "The learner fits, and the auditor does not"
+    if not plan["fits"]:
+        verdict += f". Next: {_next_step(found)}"
     return "\n".join([*lines, "", f"{verdict}. An exclamation mark marks more than a card has."])
+
+
+def _next_step(found: dict[str, Any]) -> str:
+    """Return the mildest change with which the learner fits on these cards, as far as the ways show one."""
+    settings = found["settings"]
+    here = [way for way in found["ways"] if way["cards"] == found["card"]["count"]]
+    for way in sorted(here, key=lambda way: way["lora_rank"] != settings["lora_rank"]):
+        changes = {name: way[name] for name in ("lora_rank", "gradient_checkpointing") if way[name] != settings[name]}
+        if way["fits"] and changes:
+            said = " and ".join(f"learner.{name} = {json.dumps(value)}" for name, value in changes.items())
+            return f"{said} needs {way['peak_gib']:.1f} GiB"
+    return "a smaller learner.micro_batch_tokens, more cards, or --prompt-tokens if your prompts are shorter"
 
 
 def _way(row: dict[str, Any]) -> str:

@@ -73,14 +73,26 @@ def scores(model: Any, tokens: torch.Tensor, dtype: torch.dtype | None) -> torch
 
 
 def scored_canary(model: Any, text: tuple[int, ...]) -> canary.Canary:
-    """Score the canary's text with a model's weights, in float32 and in lower precisions.
+    """Score the canary's text with a model's weights, in float32 and in those lower precisions that hold its numbers.
 
     It is computed on the model's device. On a GPU it uses the default stream on any thread: its kernels alternate with
     those of an update, and both use the same memory pool. A separate stream would have a separate pool.
     """
     tokens = torch.tensor(text, device=model.device)
-    full, low, half = (tuple(scores(model, tokens, dtype).tolist()) for dtype in (None, torch.bfloat16, torch.float16))
+    full = _finite_scores(model, tokens, None)
+    if not full:
+        raise ConfigInvalid(
+            "The weights give NaN or infinite log-probabilities: they have grown too large.",
+            hint="The training has diverged. Continue from an older version, with a lower learning rate.",
+        )
+    low, half = (_finite_scores(model, tokens, dtype) for dtype in (torch.bfloat16, torch.float16))
     return canary.Canary(tokens=text, logprobs=full, bfloat16=low, float16=half)
+
+
+def _finite_scores(model: Any, tokens: torch.Tensor, dtype: torch.dtype | None) -> tuple[float, ...]:
+    """Return `scores` as numbers; none if one is NaN or infinite, as where activations exceed float16's range."""
+    found = scores(model, tokens, dtype)
+    return tuple(found.tolist()) if bool(found.isfinite().all()) else ()
 
 
 def modules_beside(model: Any) -> Any:

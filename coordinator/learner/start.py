@@ -5,6 +5,7 @@
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -231,8 +232,16 @@ def _why_hub_is_unreachable() -> str:
     return ""
 
 
+def is_name_on_hub(place: str) -> bool:
+    """Return True for `owner/name`, which may be a folder or be meant as a name on the hub."""
+    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", place))
+
+
 def require(source: Path, name: str) -> None:
     """Refuse a folder that is incomplete, before anything is started on it."""
+    if not source.is_dir():
+        hub = f"For a model on the hub, write {HUB}{source}. " if is_name_on_hub(str(source)) else ""
+        raise ConfigInvalid(f"{name} does not exist.", hint=f"{hub}Relative paths start at the current folder.")
     for needed in ("config.json", "tokenizer.json"):
         if not (source / needed).is_file():
             raise ConfigInvalid(f"{name} is not a folder in hub format: it has no {needed}.")

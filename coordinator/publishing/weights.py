@@ -63,7 +63,8 @@ def require_same(found: Shapes, wanted: Shapes) -> None:
         if ours == theirs:
             continue
         text = f"{name[:100]} {_shape_text(ours)}; in this round's policy it {_shape_text(theirs)}."
-        raise ConfigInvalid(text, hint="Only weights of the same architecture can be published.")
+        tied = " A tied weight is sent once: leave its copy out." if theirs is None else ""
+        raise ConfigInvalid(text, hint=f"Only weights of the same architecture can be published.{tied}")
 
 
 def require_finite(files: Iterable[Path]) -> None:

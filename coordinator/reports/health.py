@@ -128,7 +128,9 @@ def verifier_alarm(verifier: Mapping[str, Any]) -> str:
     """Return the alarm for a reward that cannot judge groups, which is the most important one; "" if it can."""
     if not verifier.get("down"):
         return ""
-    next_step = verifier.get("next_step") or "Fix the reward: it is tried again every few seconds. The log says more."
+    next_step = verifier.get("next_step") or (
+        "Fix the reward: it is tried again every few seconds. The output of `launch` has the whole message."
+    )
     return f"No rewards: {verifier['reason']} Groups wait and are not lost. {next_step}"
 
 

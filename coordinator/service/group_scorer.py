@@ -203,7 +203,8 @@ class GroupScorer:
             try:
                 return await question()
             except VerifierFailed as failure:
-                log.warning("group=%d reward failed, retrying: %s", group_no, failure.detail)
+                if not self._stands:  # it was logged, and is tried every few seconds
+                    log.warning("group=%d reward failed, retrying: %s", group_no, failure.detail)
         return await question()
 
     async def _failed(self, unscored: Unscored, failure: VerifierFailed) -> None:
@@ -221,7 +222,7 @@ class GroupScorer:
     async def _stand_still(self, reason: str, next_step: str = "") -> None:
         """Record that nothing is judged, log it once for each reason, and wait."""
         if reason != self._stands:
-            log.error("no rewards, groups wait: %s %s", reason, next_step)
+            log.error("no rewards, groups wait until the reward works: %s", f"{reason} {next_step}".strip())
         self._stands, self._halts = reason, self._halts + 1
         await self._round.database.run(scoring.stand_still, reason, next_step, now_ms=self._now_ms())
         await asyncio.sleep(self._pause_s)

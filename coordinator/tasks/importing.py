@@ -97,7 +97,9 @@ def _is_message(value: Any) -> bool:
 def _at(row: Mapping[str, Any], place: str, where: str) -> Any:
     value = _value_at(row, place)
     if value is _NOWHERE:
-        raise ConfigInvalid(f"{where} has no column {place}: there are {', '.join(map(str, row))}.")
+        raise ConfigInvalid(
+            f"{where} has no column {place}: there are {', '.join(map(str, row))}.", hint="Correct data.columns."
+        )
     return value
 
 

@@ -55,7 +55,7 @@ is seldom theirs."""
 
 
 class BadAnswer(Exception):
-    """A reward function's return value is not a valid reward."""
+    """A value that a reward function or an environment returned is not valid."""
 
 
 class Job(NamedTuple):
@@ -110,6 +110,8 @@ def load_callable(place: str) -> Callable[..., Any]:
         there = [each for each, value in vars(made).items() if callable(value) and not each.startswith("_")]
         close = get_close_matches(name, there, n=1)
         hint = f"Did you mean {where}:{close[0]}?" if close else f"It has {', '.join(there[:SHOWN_NAMES]) or 'none'}."
+        if name == "reward" and not close:
+            hint += " A file has a function `reward`, or a class `Environment`."
         raise ConfigInvalid(f"{where} has no function or class {name!r}.", hint=hint)
     return loaded
 
@@ -178,6 +180,25 @@ def earned(answer: Any) -> Reward:
     if trouble := unsound(part.weight, (), 0):
         raise BadAnswer(trouble)
     return Reward(part.score, "invalid" if part.invalid else "ok", part.components, weight=part.weight)
+
+
+def observed(answer: Any) -> Any:
+    """Return the answer of an environment to a turn: text, messages, or None for the end; refuse any other."""
+    if answer is not None and not is_observation(answer):
+        raise BadAnswer(
+            f"step returned {type(answer).__name__}. It must return text, a list of messages with the texts role and "
+            "content, or None after the last turn."
+        )
+    return answer
+
+
+def is_observation(said: Any) -> bool:
+    """Return True for text, or messages with text."""
+    return isinstance(said, str) or (isinstance(said, list) and bool(said) and all(map(_is_message, said)))
+
+
+def _is_message(said: Any) -> bool:
+    return isinstance(said, dict) and isinstance(said.get("role"), str) and isinstance(said.get("content"), str)
 
 
 def _sum(functions: Sequence[Weighted], parts: Sequence[RewardPart]) -> Reward:

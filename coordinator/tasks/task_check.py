@@ -12,7 +12,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,8 @@ from coordinator.tasks.task_pool import TaskPool
 from coordinator.tasks.task_process import TaskProcessSpec
 from coordinator.tasks.task_text import Coder, ReadFile
 from protocol.errors import ConfigInvalid, SwarmError, VerifierDown, VerifierFailed
-from protocol.tasks import Judging, Problem, Reward, Task
+from protocol.tasks import ROLES, Judging, Problem, Reward, Task
+from protocol.text.plain import one_line
 from protocol.work.rollout import unpack_tokens
 
 PLAYED = 3
@@ -86,11 +87,31 @@ async def check_episodes(
         text = "The same turns are answered or rewarded differently when an episode is played again."
         return EpisodeFindings("not_deterministic", text, "Take all chance from the problem, such as a seed.", shown)
     played = [episode for episodes in first for episode in episodes]
+    if role := unknown_role([message["role"] for message in _messages(played)]):
+        return EpisodeFindings("unknown_role", *role, shown, "warning")
     if len(scores := {episode.reward.score for episode in played if episode.reward}) == 1:
         text = f"All {len(played)} episodes of the scripted policy earn {scores.pop():g}."
         check = "Check by hand that one that is played well earns more: the policy learns nothing from equal rewards."
         return EpisodeFindings("constant", text, check, shown, "warning")
     return EpisodeFindings(transcripts=shown)
+
+
+def unknown_role(roles: Iterable[str]) -> tuple[str, str] | None:
+    """Return the message and the next step about a role that chat templates hardly know; None if there is none."""
+    for role in roles:
+        if role not in ROLES:
+            return (
+                f"A message has the role {role!r}.",
+                f"Use one of {', '.join(ROLES)}, if the chat template has no other.",
+            )
+    return None
+
+
+def _messages(episodes: Iterable[ScriptedEpisode]) -> Iterator[Any]:
+    """Yield the messages that the policy reads after its turns."""
+    for episode in episodes:
+        for read in episode.read:
+            yield from read if isinstance(read, list) else ()
 
 
 async def _played(spec: TaskProcessSpec, turns_max: int, problem: Problem) -> list[ScriptedEpisode]:
@@ -159,6 +180,9 @@ TRIED = 12
 SLOW_SHARE = 0.25
 """The share of the time limit that a group may take; above it, timeouts are likely."""
 
+PRINTED_LINES = 10
+"""The number of printed lines that are shown."""
+
 NONSENSE = "\u4e2d lorem \\frac{1}{0} <|im_end|> 42"
 
 
@@ -192,7 +216,7 @@ async def check(
     issues = [*_problems(config, folder), *(_lengths(config, task, read_file) if read_file else ())]
     if kinds.environment_of(config):
         return issues + await _episodes(config, task, round_folder, read_file, tell)
-    return issues + ([] if isinstance(task, Judging) else await _Trial(config, task, round_folder).findings())
+    return issues + ([] if isinstance(task, Judging) else await _Trial(config, task, round_folder, tell).findings())
 
 
 async def _episodes(
@@ -242,6 +266,8 @@ def _lengths(config: Config, task: Task, read_file: ReadFile) -> Iterator[TaskIs
             "The prompts are plain text, so data.system_prompt and data.template_arguments have no effect.",
             "Set data.chat = true, or remove these settings.",
         )  # fmt: skip
+    elif not isinstance(first.prompt, str) and (role := unknown_role(message.role for message in first.prompt)):
+        yield TaskIssue("unknown_role", "warning", "[data]", *role)
     try:
         tools = first.columns.get("tools")
         if (
@@ -264,19 +290,21 @@ def _lengths(config: Config, task: Task, read_file: ReadFile) -> Iterator[TaskIs
 class _Trial:
     """A test of the rewards, as the round would run them."""
 
-    def __init__(self, config: Config, task: Task, round_folder: Path) -> None:
-        self._config, self._spec = config, process_spec(config, round_folder)
+    def __init__(self, config: Config, task: Task, round_folder: Path, tell: Callable[[str], None]) -> None:
+        self._config, self._spec, self._tell = config, process_spec(config, round_folder), tell
         held_out = task.problems("held_out")
         step = max(1, len(held_out) // (TRIED // 2))
         self._problems = [*held_out[: step * (TRIED // 2) : step], *map(task.problem, range(TRIED // 2))]
         self._place = ", ".join(functions_of(config))
         self._slowest_s = 0.0
+        self._printed = ""
         self._gaps: set[str] = set()
 
     async def findings(self) -> list[TaskIssue]:
         """Judge all completions twice, in fresh processes, and return the issues."""
         try:
             first, second = await self._judged(), await self._judged()
+            self._tell_rewards(first)
         except VerifierDown as error:
             return [
                 self._finding(
@@ -306,9 +334,12 @@ class _Trial:
 
     def _constant(self, score: float) -> TaskIssue:
         if any(problem.answer for problem in self._problems):
-            return self._finding(
-                "constant", f"All completions earn {score:g}.", "Fix the reward: the policy learns nothing."
-            )
+            step = "Fix the reward: the policy learns nothing."
+            if not all(isinstance(problem.prompt, str) for problem in self._problems):
+                step += (
+                    " With chat prompts, each of TRL's `completions` is a list of messages: completion[0]['content']."
+                )
+            return self._finding("constant", f"All completions earn {score:g}.", step)
         text = f"All completions tried earn {score:g}, but no problem has an answer that could be tried."
         return self._finding("constant", text, "Check by hand that a right answer earns more.", "warning")
 
@@ -324,7 +355,18 @@ class _Trial:
             return rewards
         finally:
             self._gaps |= pool.gaps
+            self._printed = pool.printed
             await pool.close()
+
+    def _tell_rewards(self, judged: list[list[Reward]]) -> None:
+        """Print what answers and other completions earn, and what the functions printed last."""
+        others = [reward.score for rewards in judged for reward in rewards[1:]]
+        answers = [rewards[0].score for problem, rewards in zip(self._problems, judged, strict=True) if problem.answer]
+        if answers:
+            self._tell(f"Answers earn {_range(answers)}; wrong, empty and random completions earn {_range(others)}.")
+        if self._printed:
+            lines = "\n".join(f"  | {one_line(line)}" for line in self._printed.splitlines()[-PRINTED_LINES:])
+            self._tell(f"The functions printed, last:\n{lines}")
 
     def _job(self, number: int) -> Job:
         """Return a group as large as the round's: the answer, then wrong ones."""
@@ -362,6 +404,11 @@ class _Trial:
 
     def _finding(self, code: str, message: str, next_step: str, severity: Severity = "error") -> TaskIssue:
         return TaskIssue(code, severity, self._place, message, next_step)
+
+
+def _range(scores: list[float]) -> str:
+    low, high = min(scores), max(scores)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def _teaches(reward: Reward, text: str) -> bool:

@@ -76,7 +76,10 @@ def _judge(loaded: list[Weighted], question: dict[str, Any]) -> list[Any]:
 def _play(host: EpisodeHost, question: dict[str, Any]) -> list[Any]:
     asked = TurnQuestion(question["key"], from_value(question["problem"]), question["turns"], question["over"])
     return [
-        {"read": said.read, "reward": None if said.earned is None else reward_to(reward_functions.earned(said.earned))}
+        {
+            "read": [reward_functions.observed(each) for each in said.read],
+            "reward": None if said.earned is None else reward_to(reward_functions.earned(said.earned)),
+        }
         if said
         else None
         for said in host.play(asked)

@@ -25,7 +25,7 @@ from coordinator.environments.host import TurnQuestion
 from coordinator.environments.interface import Observation
 from coordinator.tasks import sandbox
 from coordinator.tasks.problem_file import to_value
-from coordinator.tasks.reward_functions import SCORE_MAX, Job, unsound
+from coordinator.tasks.reward_functions import SCORE_MAX, Job, is_observation, unsound
 from coordinator.tasks.task_process import ANSWER_MAX_BYTES, LENGTH, TaskProcessSpec, pack
 from protocol import limits
 from protocol.errors import VerifierDown, VerifierFailed
@@ -98,6 +98,11 @@ class TaskPool:
         while len(self._homes) > HOMES_MAX:
             self._homes.popitem(last=False)
         return await self._ask(place, lambda child: child.play(asked, self._spec.timeout_s))
+
+    @property
+    def printed(self) -> str:
+        """The last text that functions printed, of children that have not ended."""
+        return "".join(place.child.last_words for place in self._places if place.child)
 
     async def close(self) -> None:
         for place in self._places:
@@ -222,6 +227,11 @@ class _Child:
             raise VerifierFailed("Its answer is not a JSON object.")
         return answer
 
+    @property
+    def last_words(self) -> str:
+        """The end of the child's standard error, to which all that functions print goes."""
+        return self._last_words.decode(errors="replace")
+
     async def _why_it_ended(self) -> VerifierFailed:
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):  # it closed its pipe; if it does not end, it is killed
@@ -230,7 +240,7 @@ class _Child:
         if self._printed_bytes > PRINTED_MAX_BYTES:
             return VerifierFailed(f"It printed more than {PRINTED_MAX_BYTES // limits.MIB} MiB for one group.")
         how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
-        last = self._last_words.decode(errors="replace").strip().rpartition("\n")[2]
+        last = self.last_words.strip().rpartition("\n")[2]
         reason = f"It {how}. {sandbox.explained_signal(-(code or 0))}".strip()
         return VerifierFailed(reason, detail=f"{reason} {last}".strip()[:REASON_MAX_CHARS])
 
@@ -273,22 +283,14 @@ def _episode(said: Any, turns: Sequence[str], *, over: bool) -> EpisodeAnswer:
     match said:
         case {"read": list() as read, "reward": list() | None as reward} if (
             len(read) <= len(turns)
-            and all(map(_is_observation, read[:-1]))
-            and all(said is None or _is_observation(said) for said in read[-1:])
+            and all(map(is_observation, read[:-1]))
+            and all(said is None or is_observation(said) for said in read[-1:])
             and (reward is not None) == (over or not read or read[-1] is None)
         ):
             return EpisodeAnswer(tuple(read), None if reward is None else _reward(reward, 0))
     raise VerifierFailed(
         "The environment's answer to a turn is neither text, nor messages with text, nor None for the end."
     )
-
-
-def _is_observation(said: Any) -> bool:
-    return isinstance(said, str) or (isinstance(said, list) and bool(said) and all(map(_is_message, said)))
-
-
-def _is_message(said: Any) -> bool:
-    return isinstance(said, dict) and isinstance(said.get("role"), str) and isinstance(said.get("content"), str)
 
 
 def _reward(said: Any, size: int) -> Reward:

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer, with samples of the swarm instead of vLLM. See docs/trainers.md.
 
 Launch, join, export and key are as in plain_loop.py; then, with `pip install trl`:
-python examples/trainers/trl_grpo.py http://127.0.0.1:8700 KEY policy
+python examples/trainers/trl_grpo.py http://127.0.0.1:8700 KEY policy [STEPS]
 """
 
 import random
@@ -63,4 +63,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], steps=int(sys.argv[4]) if len(sys.argv) > 4 else STEPS)

@@ -8,7 +8,8 @@
   bf16 is off by up to 2.4 nats there.
 - Beside the float32 values it has those of the same weights computed in bfloat16 and float16. They set the tolerance of
   an engine with that precision, for each version: no number measured on another model is used.
-- A canary of an older learner has only the float32 values; it judges only float32.
+- It has no values for a precision whose range the activations exceed (float16 ends at 65,504): an engine of that
+  precision must only give numbers. A canary of an older learner has only the float32 values.
 """
 
 from collections.abc import Sequence

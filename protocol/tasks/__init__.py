@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from protocol.errors import UnknownTask
 from protocol.tasks.arithmetic import Arithmetic
 from protocol.tasks.interface import (
+    ROLES,
     ChatMessage,
     Exact,
     Judging,
@@ -28,6 +29,7 @@ from protocol.tasks.interface import (
 
 __all__ = [
     "BUILT_IN",
+    "ROLES",
     "BuiltIn",
     "ChatMessage",
     "Exact",

@@ -16,6 +16,10 @@ Split = Literal["train", "validation", "held_out"]
 Status = Literal["ok", "invalid", "verifier_error"]
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""The roles of OpenAI's API; chat templates know each some of them."""
+
+
 class ChatMessage(NamedTuple):
     """A message of a conversation."""
 

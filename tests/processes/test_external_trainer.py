@@ -94,9 +94,18 @@ def test_weights_that_cannot_be_used_are_refused_by_name(
         trainer.publish(changed(policy, tmp_path / "nan", float("nan")))
     other = changed(policy, tmp_path / "other", 1.0)
     tensors = load_file(other / "model.safetensors")
-    tensors.pop(sorted(tensors)[0])
+    embedding = tensors.pop("model.embed_tokens.weight")
     save_file(tensors, other / "model.safetensors")
     with pytest.raises(ConfigInvalid, match="in this round's policy"):
+        trainer.publish(other)
+    tensors |= {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.copy()}
+    save_file(tensors, other / "model.safetensors")
+    with pytest.raises(ConfigInvalid, match=r"lm_head\.weight .* leave its copy out"):
+        trainer.publish(other)
+    tensors.pop("lm_head.weight")
+    tensors["model.norm.weight"].fill(3e38)
+    save_file(tensors, other / "model.safetensors")
+    with pytest.raises(ConfigInvalid, match="give NaN or infinite log-probabilities"):
         trainer.publish(other)
     with pytest.raises(ConfigInvalid, match="no weights"):
         trainer.publish(tmp_path)

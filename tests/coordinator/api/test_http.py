@@ -334,6 +334,7 @@ class TestStrangers:
         for response in (by_json, by_key):
             assert (response.status, (await response.json())["code"]) == (404, "not_found")
             assert (await response.json())["hint"] == "The base URL of the endpoint ends with /v1."
+            assert "the endpoint has /v1/completions, " in (await response.json())["message"]
 
     async def test_a_browser_at_a_wrong_address_gets_a_page(self, served: Served) -> None:
         for path in ("/nothing", "/static/nothing.js"):

@@ -3,6 +3,7 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -77,9 +78,50 @@ def test_every_mistake_of_a_file_is_named_at_once_with_its_line(tmp_path: Path) 
         assert words in said[number], number
 
 
-def test_an_abbreviated_setting_is_recognised() -> None:
-    with pytest.raises(ConfigInvalid, match=r"Did you mean learner\.learning_rate\?"):
-        parse({"learner": {"lr": 3e-4}})
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ({"learner": {"lr": 3e-4}}, "Did you mean learner.learning_rate?"),
+        ({"max_updates": 3}, "Did you mean round.max_updates or staleness.max_updates?"),
+        ({"round": {"max_new_tokens": 3}}, "Did you mean sampling.max_new_tokens?"),
+        ({"sampling": {"num_generations": 8}}, "[sampling] has temperature, max_new_tokens, samples_per_group."),
+    ],
+)
+def test_the_setting_that_was_probably_meant_is_named(written: dict[str, Any], meant: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        parse(written)
+    assert meant in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"learner": {"device": "gpu"}}, "Allowed: cpu, cuda or cuda:N"),
+        ({"audit": {"device": "gpu"}}, "Allowed: cpu, cuda or cuda:N"),
+        ({"round": {"public_url": "swarm.example.org"}}, "is not a URL. For example https://swarm.example.org"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_a_right_one(written: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        parse(written)
+    assert said in str(refused.value)
+
+
+def test_a_name_on_the_hub_without_its_prefix_is_recognised(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('[model]\npath = "Qwen/Qwen3-0.6B"\n[task]\nname = "data"\n[data]\ntrain = "openai/gsm8k"\n')
+    _, said = check(file)
+    assert "hf://Qwen/Qwen3-0.6B" in said[0]
+    assert "hf://openai/gsm8k" in said[1]
+
+
+def test_a_task_of_files_without_a_file_is_a_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('[task]\nname = "data"\n')
+    assert check(file) == (
+        [(f"{file.name}", "data.train")],
+        ["Task data needs problems. Set data.train to a file or folder."],
+    )
 
 
 def test_a_contradiction_is_not_made_up_from_a_value_that_was_left_out() -> None:

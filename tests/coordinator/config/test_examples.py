@@ -1,6 +1,7 @@
 """Each example is a configuration that is checked, and its learner fits on the cards that the file names."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ ROUNDS = {
     "qwen3-8b-8gpu": (qwen3(4096, 36, 32, 12288, tied=False), "h100:8", [], 8_190_735_360),
 }
 """Example → the model's configuration, the cards, settings on top, and the parameters that its authors count."""
+
+
+def test_the_tutorials_round_fits_on_the_card_that_it_names(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "docs" / "tutorial.md").read_text()
+    said = re.search(r"```toml\n# round\.toml\n(.*?)```", page, re.DOTALL)
+    plan = re.search(r"plan round\.toml --gpu (\S+) --prompt-tokens (\d+)\n", page)
+    assert said
+    assert plan
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    (tmp_path / "round.toml").write_text(said[1])
+    config = load(tmp_path / "round.toml", [f'model.path="{tmp_path}"'])
+    assert memory_plan.plan_only(config, memory_plan.parse(plan[1]), int(plan[2]))["fits"]
 
 
 def test_every_example_of_a_real_model_is_among_these() -> None:

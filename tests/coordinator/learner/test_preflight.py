@@ -440,7 +440,11 @@ def test_plan_prints_gib_by_phase_and_says_what_does_not_fit(eight_billion: Path
     for name in ("load", "self-check", "forward and backward", "optimizer step", "publication", "canary", "disk"):
         assert any(line.startswith(name) for line in said.output.splitlines()), name
     assert "LoRA of rank 32, layers computed twice" in said.output
+    assert "prompts of 512 tokens" in said.output
     assert "does not fit" in said.output
+    assert re.search(
+        r"Next: learner\.lora_rank = 32 and learner\.gradient_checkpointing = true needs [\d.]+ GiB\.", said.output
+    )
     less = ["--set", "learner.lora_rank=16", "--set", "learner.gradient_checkpointing=true"]
     found = json.loads(CliRunner().invoke(app, [*words, *less, "--json"]).output)
     assert found["plan"]["fits"]
@@ -458,7 +462,18 @@ def test_cards_have_names_or_sizes(written: str, gib: float, count: int) -> None
     assert cards.count == count
 
 
-@pytest.mark.parametrize("written", ["h1000", "h100:0", "h100:65", "h100:two", "24", ":2"])
-def test_cards_that_nobody_knows_are_refused(written: str) -> None:
-    with pytest.raises(ConfigInvalid, match="not a known card"):
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("h1000", r"h1000 is not a known card\. Did you mean h100\?"),
+        ("RTX 5090", r"RTX 5090 is not a known card\. Did you mean 5090\?"),
+        ("24", "24 is not a known card"),
+        (":2", ":2 is not a known card"),
+        ("h100:0", r"h100:0: the number of cards is from 1 to 64\."),
+        ("h100:65", "the number of cards"),
+        ("h100:two", "the number of cards"),
+    ],
+)
+def test_cards_that_nobody_knows_are_refused_with_the_nearest_name(written: str, said: str) -> None:
+    with pytest.raises(ConfigInvalid, match=said):
         parse_cards(written)

@@ -16,6 +16,7 @@ from coordinator.learner.start import place, require_here, require_text, text_re
 from coordinator.model.loading import load_model
 from coordinator.service.round import Round
 from protocol.errors import ConfigInvalid
+from protocol.policy import canary
 from tests.architectures import zoo
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.tiny_policy import make_other_policy
@@ -99,7 +100,7 @@ def test_a_policy_of_the_hub_comes_from_its_cache(hub_cache: Path, policy_folder
     [
         ("hf://someone/else", "cannot be downloaded"),
         ("hf://no name at all", "cannot be downloaded"),
-        ("nowhere", "has no config.json"),
+        ("nowhere", "does not exist"),
     ],
 )
 def test_a_policy_that_is_not_there_is_named(hub_cache: Path, tmp_path: Path, path: str, said: str) -> None:
@@ -209,3 +210,23 @@ def test_a_policy_in_float16_is_trained_and_its_range_is_said_at_launch(policy_f
         policy.model.model.norm.weight[0] = 70_000
     with pytest.raises(ConfigInvalid, match=r"model.norm.weight has grown beyond 65,504"):
         policy.writer.save_hub(tmp_path / "too large")
+
+
+def test_a_policy_that_overflows_float16_alone_is_published_without_values_for_it(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    policy = TrainedPolicy(policy_folder, TrainSettings(learning_rate=1e-3))
+    with torch.no_grad():
+        policy.model.model.norm.weight.mul_(1e6)
+    policy.writer.save_hub(tmp_path / "version")
+    scored = canary.Canary.from_value(json.loads((tmp_path / "version" / canary.FILE_NAME).read_bytes()))
+    assert scored.float16 == ()
+    assert len(scored.bfloat16) == len(scored.logprobs) == len(scored.tokens) - 1
+
+
+def test_weights_without_finite_log_probabilities_are_refused_by_name(policy_folder: Path, tmp_path: Path) -> None:
+    policy = TrainedPolicy(policy_folder, TrainSettings(learning_rate=1e-3))
+    with torch.no_grad():
+        policy.model.model.norm.weight.fill_(3e38)
+    with pytest.raises(ConfigInvalid, match="give NaN or infinite log-probabilities"):
+        policy.writer.save_hub(tmp_path / "version")

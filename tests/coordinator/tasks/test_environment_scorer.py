@@ -173,7 +173,7 @@ def test_a_killed_process_changes_nothing(play: World, tmp_path: Path) -> None:
     [
         ("crash", "ended with code 7"),
         ("hang", "did not answer within 1 s (reward.timeout_s)"),
-        ("number", "neither text"),
+        ("number", "step returned int. It must return text"),
     ],
 )
 def test_an_environment_that_misbehaves_costs_the_group(play: World, tmp_path: Path, how: str, said: str) -> None:

@@ -121,11 +121,56 @@ def test_a_reward_that_is_wrong_is_found(tmp_path: Path, reward: str, code: str)
     assert found[code].next_step
 
 
+def test_what_completions_earn_and_functions_print_is_shown(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "my_task.py").write_text(
+        PROBLEMS + "def reward(problem, completion):\n"
+        "    print('judging', repr(completion), '\\x1b[2J')\n"
+        "    return 0.5 + 0.5 * (completion == problem.answer)\n"
+    )
+    config = load(None, [f"task.name={tmp_path}/my_task.py", "sampling.samples_per_group=4"])
+    assert asyncio.run(check(config, tmp_path / "thrown away", start.text_reader(config), said.append)) == []
+    earned, printed = said
+    assert earned == "Answers earn 1; wrong, empty and random completions earn 0.5."
+    first, *lines = printed.splitlines()
+    assert first == "The functions printed, last:"
+    assert r"  | judging '' \x1b[2J" in lines
+
+
+def test_a_reward_of_trl_that_reads_chat_completions_as_text_is_explained(tmp_path: Path) -> None:
+    chat = PROBLEMS.replace('f"{number}+1="', '[{"role": "user", "content": f"{number}+1="}]')
+    reward = "def reward(completions, answer, **_):\n    return [float(c == a) for c, a in zip(completions, answer)]\n"
+    found = {each.code: each for each in findings(tmp_path, reward, problems=chat)}["constant"]
+    assert "completion[0]['content']" in found.next_step
+
+
 def test_problems_without_an_answer_are_no_proof_that_nothing_can_be_earned(tmp_path: Path) -> None:
     unknown = PROBLEMS.replace(', "answer": str(number + 1)', "")
     right = "\ndef reward(problem, completion): return float(completion == str(eval(problem.prompt[:-1])))\n"
     (one,) = findings(tmp_path, right, problems=unknown)
     assert (one.code, one.severity) == ("constant", "warning")
+
+
+def test_a_role_that_no_template_knows_is_found_in_prompts_and_observations(tmp_path: Path) -> None:
+    write_policy(tmp_path / "model")
+    template = "{% for each in messages %}{{ each.content }}{% endfor %}"
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    chat = PROBLEMS.replace('f"{number}+1="', '[{"role": "humen", "content": f"{number}+1="}]')
+    found = findings(tmp_path, SOUND, f"model.path={tmp_path}/model", problems=chat)
+    assert "A message has the role 'humen'." in [each.message for each in found if each.code == "unknown_role"]
+    played = ENVIRONMENT.replace(
+        "self.said = turn",
+        "self.said, first = turn, not hasattr(self, 'said')\n"
+        "        return [{'role': 'toll', 'content': '1'}] if first else None",
+    )
+    found = findings(tmp_path, played, f"model.path={tmp_path}/model", problems=chat.replace("humen", "user"))
+    assert [each.message for each in found] == ["A message has the role 'toll'."]
+
+
+def test_an_environment_under_another_name_is_explained(tmp_path: Path) -> None:
+    (one,) = findings(tmp_path, "\nclass Env:\n    pass\n")
+    assert one.code == "not_loadable"
+    assert one.next_step == "It has problems, Env. A file has a function `reward`, or a class `Environment`."
 
 
 SOUND = "\ndef reward(completions, answer): return [float(a == b) for a, b in zip(completions, answer)]\n"
@@ -167,6 +212,8 @@ def test_problems_that_are_wrong_are_found(tmp_path: Path) -> None:
     (one,) = findings(tmp_path / "b", SOUND, problems=unread)
     assert (one.code, one.severity) == ("unreadable", "error")
     assert "data.columns" in one.next_step
+    (one,) = findings(tmp_path / "b", SOUND, 'data.columns={prompt="question"}')
+    assert (one.code, one.next_step) == ("unreadable", "Correct data.columns.")
 
 
 def test_a_prompt_that_is_too_long_for_the_model_is_found(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from swarm_node.doctor.round_choice import (
     reasons,
     why_unfit,
 )
-from swarm_node.engine.capacity import Capacity, Readings, measure_or_explain
+from swarm_node.engine.capacity import Capacity, MachineReadings, measure_or_explain
 from swarm_node.engine.choose import EngineOptions, HostMachine, this_machine
 from swarm_node.engine.precision import choose_precision
 from swarm_node.ledger.directories import Directories, FoundRounds, fetch_listing, require_contactable
@@ -158,7 +158,7 @@ def here(home: Path, engine: EngineChoice | None = None, cards: Sequence[int] = 
     chosen = engine or EngineChoice(vllm_python=os.environ.get("SWARM_VLLM_PYTHON", ""))
     options, machine = chosen.within(settings.read(home)), this_machine()
     probe, free = usable(gpu.find_cards(), use.memory_bytes(), is_running=is_running(home))
-    readings = Readings(machine, probe, free, os.environ)
+    readings = MachineReadings(machine, probe, free, os.environ)
     found = measure_or_explain(chosen.engine.value, options, readings, cards)
     return Here(chosen.engine.value, options, machine, found)
 

@@ -433,7 +433,7 @@ def _fitting(
     from swarm_node.machine import gpu, use
 
     options = options._replace(cards_per_engine=joined or options.cards_per_engine)
-    readings = capacity.Readings(machine, gpu.find_cards(), use.memory_bytes()[1], os.environ)
+    readings = capacity.MachineReadings(machine, gpu.find_cards(), use.memory_bytes()[1], os.environ)
     here = capacity.measure(wanted, options, readings, wanted_cards)
     seen, share = here.seen, options.vram_share
     key = identity.load_or_create(settings.home / identity.FILE).key

@@ -32,7 +32,7 @@ from swarm_node.coordinator_api.origins import open_origins
 from swarm_node.doctor import cards, engines, forecast, line
 from swarm_node.doctor.line import RoundAnswer
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
-from swarm_node.engine.capacity import Readings, measure_or_explain
+from swarm_node.engine.capacity import MachineReadings, measure_or_explain
 from swarm_node.engine.choose import AUTO, EngineOptions, this_machine
 from swarm_node.engine.precision import describe_model
 from swarm_node.keys import identity
@@ -290,7 +290,7 @@ async def _memory(seen: gpu.GpuProbe, answer: RoundAnswer | None, options: Engin
     weights = weights_bytes(answer) if answer else None
     if weights is None or not seen.cards:
         return cards.memory(seen, weights, vram_share=options.vram_share)
-    readings = Readings(this_machine(), seen, None, os.environ)
+    readings = MachineReadings(this_machine(), seen, None, os.environ)
     here = await trio.to_thread.run_sync(
         measure_or_explain, AUTO, options, readings
     )  # takes 15 s where vLLM is installed

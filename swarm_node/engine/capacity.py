@@ -47,7 +47,7 @@ class Capacity(NamedTuple):
         return f"its model needs about {need / GB:.1f} GB, and {free / GB:.1f} GB of {where} are free{together}"
 
 
-class Readings(NamedTuple):
+class MachineReadings(NamedTuple):
     """The readings of a machine from which its capacity follows."""
 
     machine: HostMachine
@@ -57,7 +57,7 @@ class Readings(NamedTuple):
     environment: Mapping[str, str]
 
 
-def measure(wanted: str, options: EngineOptions, readings: Readings, cards: Sequence[int] = ()) -> Capacity:
+def measure(wanted: str, options: EngineOptions, readings: MachineReadings, cards: Sequence[int] = ()) -> Capacity:
     """Return the capacity for an engine; raise an error if none can run here."""
     machine, probe, free_processor, environment = readings
     engine = choose(wanted, options, machine).name
@@ -68,7 +68,9 @@ def measure(wanted: str, options: EngineOptions, readings: Readings, cards: Sequ
     return Capacity(memory, seen, engine == "vllm" and on_card and options.cards_per_engine != 1, on_card)
 
 
-def measure_or_explain(wanted: str, options: EngineOptions, readings: Readings, cards: Sequence[int] = ()) -> Capacity:
+def measure_or_explain(
+    wanted: str, options: EngineOptions, readings: MachineReadings, cards: Sequence[int] = ()
+) -> Capacity:
     """Return the capacity, or one that says why no engine can run here."""
     try:
         return measure(wanted, options, readings, cards)

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.errors import SwarmError
-from swarm_node.engine.capacity import Capacity, Readings, measure, measure_or_explain
+from swarm_node.engine.capacity import Capacity, MachineReadings, measure, measure_or_explain
 from swarm_node.engine.choose import EngineOptions, HostMachine
 from swarm_node.engine.precision import GB, Model, choose_precision
 from swarm_node.engine.vllm.command import VllmInstallation
@@ -23,7 +23,9 @@ def machine(*, nvidia: bool = True) -> HostMachine:
 
 
 def here(probe: GpuProbe, options: EngineOptions = VLLM, free_gb: int = 64) -> Capacity:
-    return measure("auto", options, Readings(machine(nvidia=bool(probe.cards)), probe, free_gb * GB, environment={}))
+    return measure(
+        "auto", options, MachineReadings(machine(nvidia=bool(probe.cards)), probe, free_gb * GB, environment={})
+    )
 
 
 @pytest.mark.parametrize("size_gb", [8, 20, 30, 60, 90])
@@ -66,13 +68,13 @@ def test_a_card_of_unknown_memory_is_not_judged_by_the_memory_of_the_machine() -
     unknown = GpuProbe((CARD._replace(memory_bytes=None, used_bytes=None),))
     assert here(unknown, free_gb=9).why_too_large(16 * GB) == ""
     by_name = {"CUDA_VISIBLE_DEVICES": "GPU-8f2a"}
-    found = measure("auto", VLLM, Readings(machine(), cards(1), 9 * GB, by_name))
+    found = measure("auto", VLLM, MachineReadings(machine(), cards(1), 9 * GB, by_name))
     assert found.why_too_large(16 * GB) == ""
 
 
 def test_a_machine_without_an_engine_says_so_of_every_round() -> None:
     bare = HostMachine(nvidia=False, packages=frozenset(), llama_offloads=False, find_vllm=lambda _: "none")
-    found = measure_or_explain("auto", EngineOptions(), Readings(bare, GpuProbe(), 64 * GB, {}))
+    found = measure_or_explain("auto", EngineOptions(), MachineReadings(bare, GpuProbe(), 64 * GB, {}))
     assert found.why_too_large(GB).startswith("No installed engine can run here")
 
 

@@ -1,6 +1,7 @@
 """Environments: what the policy reads after each of its turns, and the reward at the end of an episode."""
 
 __all__ = [
+    "games.betting",
     "games.episodes",
     "games.game",
     "games.limit_poker",

@@ -3,8 +3,10 @@
 - A message stands there as `Name {field, field: what it is, …}`, with its name and the brace on one line.
 - An entry of the ledger or a statement of an owner stands on a line of its own: its kind, and the other fields.
 - Every message stands in one of them, except those that only the operator's programs send.
+- The generation of the protocol stands there, and grows when the fields of these messages change.
 """
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,12 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from protocol.wire import generation
 from tests.tidy.message_reference import all_messages
 from tests.tidy.repository import report, text
 
 PAGES = (Path("docs/protocol.md"), Path("docs/ledger.md"))
 OPERATORS = ("protocol.work.learning", "protocol.work.auditing")
 """Modules with messages of the operator's programs; some of these messages others read, too."""
+
+FIELDS_OF_GENERATION = "8: 12546fcdcd4ad052"
+"""The current generation, and a digest of the fields that messages have in it."""
 
 MESSAGE, KIND = re.compile(r"\b([A-Z][A-Za-z]+) +\{"), re.compile(r"^    ([a-z_]+) +\{", re.MULTILINE)
 
@@ -81,3 +87,20 @@ def test_every_message_of_a_node_or_a_reader_stands_in_the_documents() -> None:
         if model.__module__ not in OPERATORS
     }
     report([f"{name} does not stand in {PAGES}" for name, known in names.items() if not known & written_names])
+
+
+def test_messages_whose_fields_changed_have_a_new_generation() -> None:
+    """Readers of the old and of the new fields reject each other's messages."""
+    fields = sorted(
+        (model.__name__, *model.model_fields) for model in all_messages() if model.__module__ not in OPERATORS
+    )
+    now = f"{generation.CURRENT}: {hashlib.sha256(repr(fields).encode()).hexdigest()[:16]}"
+    assert now == FIELDS_OF_GENERATION, (
+        "The fields of messages differ from those of this generation. Raise CURRENT in protocol/wire/generation.py if "
+        f"nodes send or read the message; then write {now!r} to FIELDS_OF_GENERATION in {__name__}."
+    )
+
+
+def test_the_protocol_document_names_the_current_generation() -> None:
+    named = re.findall(r"`generation` is (\d+)", text(PAGES[0]))
+    assert named == [str(generation.CURRENT)], f"{PAGES[0]}: `generation` should be {generation.CURRENT}"

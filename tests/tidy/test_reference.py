@@ -9,7 +9,7 @@ from ledger.book import ClaimState
 from protocol.work.auditing import Found
 from protocol.work.lease import LeaseState
 from tests.tidy import message_reference, reference
-from tests.tidy.repository import ROOT, files, report, text
+from tests.tidy.repository import ROOT, files, python_files, report, text
 
 
 def test_the_reference_pages_are_what_the_code_says() -> None:
@@ -31,6 +31,18 @@ def test_no_page_of_the_reference_is_left_from_before() -> None:
 def test_every_field_of_a_message_has_a_type() -> None:
     fields = [(model, *row) for model in message_reference.all_messages() for row in message_reference.rows(model)]
     report([f"{model.__name__}: {name} has no type" for model, name, said in fields if not re.match(r"[`\[\w]", said)])
+
+
+def test_every_setting_is_read() -> None:
+    code = "\n".join(text(path) for path in python_files("coordinator"))
+    unread = [key.path for key in manual.every() if not re.search(rf"\.{key.name}\b", code)]
+    report([f"{path}: nothing in coordinator/ reads this setting" for path in unread])
+
+
+def test_every_option_has_a_help_text() -> None:
+    commands = {name: one for program in reference.PROGRAMS for name, one in reference.commands_of(program).items()}
+    options = [(name, option) for name, command in commands.items() for option in command.params]
+    report([f"{name}: {option.opts[-1]} has no help text" for name, option in options if not option.help])
 
 
 def test_the_glossary_is_alphabetical_and_every_term_is_there_once() -> None:

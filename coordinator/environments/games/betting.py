@@ -7,6 +7,7 @@
 - A `BettingTable` is what all players see; it is a pure function of the history. Player 0 begins each round.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -87,3 +88,26 @@ def strength(rules: BettingRules, card: str, board: str) -> int:
 
 def _with(stakes: tuple[int, int], player: int, chips: int) -> tuple[int, int]:
     return (chips, stakes[1]) if player == 0 else (stakes[0], chips)
+
+
+def situation(card: str, board: str, history: str) -> str:
+    """Return the name of a player's knowledge: `K:cr`, or `KQ:crc/r` once a card is open."""
+    return f"{card}{board}:{history}"
+
+
+def situations(rules: BettingRules) -> Iterator[tuple[str, BettingTable]]:
+    """Yield every situation in which a player has to act, with its table."""
+
+    def below(table: BettingTable, board: str) -> Iterator[tuple[str, BettingTable]]:
+        if table.over:
+            return
+        for card in rules.ranks:
+            if (card + board).count(card) <= rules.suits:
+                yield situation(card, board, table.history), table
+        for action in table.legal:
+            after = table.after(action)
+            boards = rules.ranks if after.round > table.round else [board]
+            for dealt in boards:
+                yield from below(after, dealt)
+
+    return below(BettingTable(rules), "")

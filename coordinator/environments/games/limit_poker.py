@@ -23,7 +23,15 @@ from functools import cache
 from typing import ClassVar
 
 from coordinator.environments.games import chance
-from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable, strength
+from coordinator.environments.games.betting import (
+    KUHN,
+    LEDUC,
+    BettingRules,
+    BettingTable,
+    situation,
+    situations,
+    strength,
+)
 from protocol.tasks import Reward
 
 ACTIONS: Mapping[str, str] = {"fold": "f", "call": "c", "check": "c", "raise": "r", "bet": "r"}
@@ -175,10 +183,6 @@ class LimitHand:
 def weights_of(opponent: str, game: BettingRules, card: str, board: str, table: BettingTable) -> Sequence[int]:
     """Return the weights of an opponent's actions, in the order of `BettingTable.legal`."""
     if opponent == "cfr":
-        from coordinator.environments.games.poker_solver import (
-            situation,  # numpy, which no command needs that only reads settings
-        )
-
         return near_equilibrium(game)[situation(card, board, table.history)]
     if opponent == "random":
         return [1] * len(table.legal)
@@ -236,8 +240,6 @@ _TABLES = {
 @cache
 def near_equilibrium(rules: BettingRules) -> Mapping[str, Sequence[int]]:
     """Return the weights of the legal actions in each situation, in 255ths."""
-    from coordinator.environments.games.poker_solver import situations  # needs numpy, without which settings are read
-
     digits, weights = bytes.fromhex(_TABLES[rules.name]), dict[str, Sequence[int]]()
     places = {name: len(table.legal) for name, table in situations(rules)}
     start = 0

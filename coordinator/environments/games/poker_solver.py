@@ -7,42 +7,19 @@
   uniformly random strategy has 0.458 in Kuhn and 2.374 in Leduc.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.environments.games.betting import BettingRules, BettingTable, strength
+from coordinator.environments.games.betting import BettingRules, BettingTable, situation, situations, strength
 
 Strategy = Callable[[str], Sequence[float] | NDArray[np.float64]]
-"""Situation → a weight for each legal action, in the order of `BettingTable.legal`; see `situation`."""
+"""Situation → a weight for each legal action, in the order of `BettingTable.legal`; see `betting.situation`."""
 
 Vector = NDArray[np.float64]
 Values = tuple[Vector, Vector]
 """The value of each card for each player, weighted by the opponent's probability of reaching this table."""
-
-
-def situation(card: str, board: str, history: str) -> str:
-    """Return the name of a player's knowledge: `K:cr`, or `KQ:crc/r` once a card is open."""
-    return f"{card}{board}:{history}"
-
-
-def situations(rules: BettingRules) -> Iterator[tuple[str, BettingTable]]:
-    """Yield every situation in which a player has to act, with its table."""
-
-    def below(table: BettingTable, board: str) -> Iterator[tuple[str, BettingTable]]:
-        if table.over:
-            return
-        for card in rules.ranks:
-            if (card + board).count(card) <= rules.suits:
-                yield situation(card, board, table.history), table
-        for action in table.legal:
-            after = table.after(action)
-            boards = rules.ranks if after.round > table.round else [board]
-            for dealt in boards:
-                yield from below(after, dealt)
-
-    return below(BettingTable(rules), "")
 
 
 def exploitability(rules: BettingRules, strategy: Strategy) -> float:

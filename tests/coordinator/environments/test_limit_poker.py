@@ -11,7 +11,7 @@ from open_spiel.python import policy as policies
 from open_spiel.python.algorithms import exploitability as reference
 
 from coordinator.environments.games import chance
-from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable
+from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable, situation, situations
 from coordinator.environments.games.limit_poker import (
     OPPONENTS,
     SPOKEN,
@@ -21,7 +21,7 @@ from coordinator.environments.games.limit_poker import (
     transcript,
     weights_of,
 )
-from coordinator.environments.games.poker_solver import exploitability, game_value, situation, situations, solve
+from coordinator.environments.games.poker_solver import exploitability, game_value, solve
 
 GAMES = pytest.mark.parametrize("rules", [KUHN, LEDUC], ids=lambda rules: rules.name)
 

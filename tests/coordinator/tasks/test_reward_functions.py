@@ -154,7 +154,7 @@ def test_what_is_no_reward_function_is_refused(tmp_path: Path, text: str, name: 
 def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="no file"):
         load(f"{tmp_path}/missing.py:fn")
-    with pytest.raises(ConfigInvalid, match="code, exact, judge, math"):
+    with pytest.raises(ConfigInvalid, match=", ".join(reward_functions.BUILT_IN)):
         load("magic")
 
 

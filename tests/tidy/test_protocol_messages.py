@@ -91,13 +91,12 @@ def test_every_message_of_a_node_or_a_reader_stands_in_the_documents() -> None:
 
 def test_messages_whose_fields_changed_have_a_new_generation() -> None:
     """Readers of the old and of the new fields reject each other's messages."""
-    fields = sorted(
-        (model.__name__, *model.model_fields) for model in all_messages() if model.__module__ not in OPERATORS
-    )
+    models = [model for model in all_messages() if model.__module__ not in OPERATORS]
+    fields = sorted((model.__name__, *model.model_fields) for model in models)
     now = f"{generation.CURRENT}: {hashlib.sha256(repr(fields).encode()).hexdigest()[:16]}"
     assert now == FIELDS_OF_GENERATION, (
-        "The fields of messages differ from those of this generation. Raise CURRENT in protocol/wire/generation.py if "
-        f"nodes send or read the message; then write {now!r} to FIELDS_OF_GENERATION in {__name__}."
+        "The fields of messages changed. Raise CURRENT in protocol/wire/generation.py if nodes send or read the message; "
+        f"then write {now!r} to FIELDS_OF_GENERATION in tests/tidy/test_protocol_messages.py."
     )
 
 

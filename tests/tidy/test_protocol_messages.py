@@ -95,8 +95,8 @@ def test_messages_whose_fields_changed_have_a_new_generation() -> None:
     fields = sorted((model.__name__, *model.model_fields) for model in models)
     now = f"{generation.CURRENT}: {hashlib.sha256(repr(fields).encode()).hexdigest()[:16]}"
     assert now == FIELDS_OF_GENERATION, (
-        "The fields of messages changed. Raise CURRENT in protocol/wire/generation.py if nodes send or read the message; "
-        f"then write {now!r} to FIELDS_OF_GENERATION in tests/tidy/test_protocol_messages.py."
+        "The fields of messages changed. If nodes send or read the message, raise CURRENT in "
+        f"protocol/wire/generation.py. Then write {now!r} to FIELDS_OF_GENERATION in this file."
     )
 
 

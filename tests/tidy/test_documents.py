@@ -19,7 +19,7 @@ from typing import Any
 
 from coordinator.tasks.reward_functions import BUILT_IN
 from tests.adversaries.outsiders import OUTSIDERS
-from tests.tidy.module_tree import entries
+from tests.tidy.module_tree import entries, lines
 from tests.tidy.reference import PROGRAMS, commands_of
 from tests.tidy.repository import ROOT, files, python_files, report, text, tree
 
@@ -33,6 +33,13 @@ def test_every_line_of_the_module_tree_says_what_it_is_for() -> None:
     listed = dict(entries())
     report([f"{name}: its docstring is missing" for name, purpose in listed.items() if not purpose])
     assert {"protocol/", "protocol/errors.py", "coordinator/learner/", "bench/harness.py", "docs/"} <= listed.keys()
+
+
+def test_the_module_tree_is_searched_by_path_and_purpose() -> None:
+    found = list(lines("LEADERBOARD"))
+    assert any(line.startswith("coordinator/pages/board.py ") for line in found)
+    assert all("leaderboard" in line.casefold() for line in found)
+    assert len(found) < len(list(lines())) / 10
 
 
 def test_every_command_that_is_not_hidden_has_a_heading_in_the_reference() -> None:

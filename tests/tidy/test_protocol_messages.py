@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from protocol.wire import generation
-from tests.tidy.message_reference import all_messages
+from tests.tidy.message_reference import all_messages, rows
 from tests.tidy.repository import report, text
 
 PAGES = (Path("docs/protocol.md"), Path("docs/ledger.md"))
 OPERATORS = ("protocol.work.learning", "protocol.work.auditing")
 """Modules with messages of the operator's programs; some of these messages others read, too."""
 
-FIELDS_OF_GENERATION = "8: 12546fcdcd4ad052"
-"""The current generation, and a digest of the fields that messages have in it."""
+FIELDS_OF_GENERATION = "8: 6f65e28b4fe15d25"
+"""The current generation, and a digest of the fields, types and bounds that messages have in it."""
 
 MESSAGE, KIND = re.compile(r"\b([A-Z][A-Za-z]+) +\{"), re.compile(r"^    ([a-z_]+) +\{", re.MULTILINE)
 
@@ -92,10 +92,10 @@ def test_every_message_of_a_node_or_a_reader_stands_in_the_documents() -> None:
 def test_messages_whose_fields_changed_have_a_new_generation() -> None:
     """Readers of the old and of the new fields reject each other's messages."""
     models = [model for model in all_messages() if model.__module__ not in OPERATORS]
-    fields = sorted((model.__name__, *model.model_fields) for model in models)
+    fields = sorted((model.__name__, rows(model)) for model in models)
     now = f"{generation.CURRENT}: {hashlib.sha256(repr(fields).encode()).hexdigest()[:16]}"
     assert now == FIELDS_OF_GENERATION, (
-        "The fields of messages changed. If nodes send or read the message, raise CURRENT in "
+        "The fields, types or bounds of messages changed. If nodes send or read the message, raise CURRENT in "
         f"protocol/wire/generation.py. Then write {now!r} to FIELDS_OF_GENERATION in this file."
     )
 

@@ -11,10 +11,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from protocol.wire import generation
+from protocol.work.messages import Reason
 from tests.tidy.message_reference import all_messages, rows
 from tests.tidy.repository import report, text
 
@@ -98,6 +100,12 @@ def test_messages_whose_fields_changed_have_a_new_generation() -> None:
         "The fields, types or bounds of messages changed. If nodes send or read the message, raise CURRENT in "
         f"protocol/wire/generation.py. Then write {now!r} to FIELDS_OF_GENERATION in this file."
     )
+
+
+def test_the_protocol_document_has_every_reason_for_no_work() -> None:
+    table = text(PAGES[0]).partition("| reason | meaning |")[2].partition("\n\n")[0]
+    said = {reason for row in table.splitlines() for reason in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")}
+    assert {"", *said} == set(get_args(Reason)), f"{PAGES[0]}: the table of reasons for no work differs"
 
 
 def test_the_protocol_document_names_the_current_generation() -> None:

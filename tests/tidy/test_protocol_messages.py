@@ -77,7 +77,17 @@ def test_the_protocol_document_gives_messages_their_fields(
     found = written(where)
     assert len(found) >= at_least, f"only {len(found)} messages were found"
     wrong = [(name, said, real.get(name, set())) for name, said in found if said not in real.get(name, set())]
-    report([f"{name}: {sorted(said)} should be {[*map(sorted, fields)]}" for name, said, fields in wrong])
+    report(
+        [f"docs/protocol.md or docs/ledger.md: {name} {{…}} {mistake(said, fields)}" for name, said, fields in wrong]
+    )
+
+
+def mistake(said: Fields, known: set[Fields]) -> str:
+    """Return how fields of the documents differ from those of the nearest message of this name."""
+    nearest = min(known, key=lambda fields: len(said ^ fields), default=None)
+    if nearest is None:
+        return "is no message"
+    return f"lacks {sorted(nearest - said)} and has unknown {sorted(said - nearest)}"
 
 
 def test_every_message_of_a_node_or_a_reader_stands_in_the_documents() -> None:

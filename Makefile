@@ -78,8 +78,8 @@ test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python
 test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) and test the engine in it
 	@$(BIN)/pytest tests/vllm $(ARGS)
 
-tree: $(STAMP)  ## every package and module, with what it is for
-	@$(BIN)/python -P -m tests.tidy.module_tree
+tree: $(STAMP)  ## every package and module, with what it is for; ARGS=WORD: those with WORD in path or purpose
+	@$(BIN)/python -P -m tests.tidy.module_tree $(ARGS)
 
 reference: $(STAMP)  ## write docs/reference/ and docs/glossary.md from the code
 	@$(BIN)/python -P -m tests.tidy.reference

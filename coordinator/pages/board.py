@@ -1,6 +1,6 @@
 """The leaderboard: nodes, owners, teams or days, 100 lines a page, sorted and searched by the server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -17,29 +17,6 @@ LINES_PER_PAGE = 100
 DAYS_SHOWN = 100
 SEARCH_MAX = 60
 VIEWS = {"nodes": "Nodes", "owners": "Owners", "teams": "Teams", "days": "Days"}
-
-COLUMNS: tuple[tuple[str, Column], ...] = (
-    ("", Column("#", "place by recent credit, and the places won or lost within a day")),
-    ("", Column("name", is_text=True)),
-    (
-        "score",
-        Column("recent", "recent credit: with a half-life of 7 days; the bar compares it with the best"),
-    ),
-    ("", Column("24 h", "credit of the last 24 hours, by hour", screen=Screen.DESKTOP)),
-    ("credit", Column("credit", "all validated credit", screen=Screen.TABLET)),
-    ("pending", Column("escrow", "share of the credit that is not settled yet", screen=Screen.DESKTOP)),
-    ("tokens", Column("tokens", "validated tokens", screen=Screen.TABLET)),
-    ("accepted", Column("accepted", "share of the submitted groups, with its 95 % confidence interval")),
-    ("lag", Column("staleness", "median age of its groups when trained on, in updates", screen=Screen.TABLET)),
-    ("cost", Column("cost / Mtok", "credit per million validated tokens", screen=Screen.DESKTOP)),
-    (
-        "uploaded",
-        Column("uploaded", "sent to other nodes, by the transfer receipts of the receivers", screen=Screen.DESKTOP),
-    ),
-    ("", Column("trust", "audit status: new, known, trusted, held or banned", is_text=True, screen=Screen.DESKTOP)),
-    ("rate", Column("tokens/s", "as reported by the node", screen=Screen.DESKTOP)),
-    ("", Column("state", is_text=True)),
-)
 
 EMPTY = dict.fromkeys(VIEWS, "No node has joined yet.") | {
     "teams": "No teams yet. A node named rig@heron is in team heron."
@@ -104,11 +81,24 @@ class BoardFigures:
 
 
 class PlacedLine(NamedTuple):
-    """A line of the leaderboard at its place by recent credit, and the places that it has risen within a day."""
+    """A line of the leaderboard at its place by recent credit, as one view shows it."""
 
     rank: int
-    line: RankingLine
     rise: int | None
+    """The places that it has risen within a day."""
+    line: RankingLine
+    best: float
+    """The recent credit of the best line."""
+    view: str
+    unit: Unit
+
+
+class BoardColumn(NamedTuple):
+    """A column of the leaderboard: its key in `SORTS` ("" if it does not sort), its heading, and its cell of a line."""
+
+    sort: str
+    heading: Column
+    cell: Callable[[PlacedLine], Any]
 
 
 def render(board: BoardFigures, wish: Wish) -> str:
@@ -166,21 +156,24 @@ def _lines(board: BoardFigures, wish: Wish) -> tuple[Any, ...]:
     pages = max(1, -(-len(places) // LINES_PER_PAGE))
     page = min(wish.page, pages)
     shown = places[(page - 1) * LINES_PER_PAGE : page * LINES_PER_PAGE]
-    columns = [_sortable(name, column, wish) for name, column in COLUMNS]
+    headings = [_sortable(column, wish) for column in COLUMNS]
     unit = parse_unit(board.status.get("unit"))
-    rows = [_cells(PlacedLine(place + 1, ranked[place], rises[place]), best, wish.view, unit) for place in shown]
-    order = "recent credit" if wish.sort == "score" else next(each.title for name, each in COLUMNS if name == wish.sort)
+    placed = [PlacedLine(place + 1, rises[place], ranked[place], best, wish.view, unit) for place in shown]
+    rows = [[column.cell(each) for column in COLUMNS] for each in placed]
+    sorted_by = next(column.heading.title for column in COLUMNS if column.sort == wish.sort)
+    order = "recent credit" if wish.sort == "score" else sorted_by
     caption = f"{VIEWS[wish.view]}, sorted by {order}; amounts in {unit.name}"
     empty = "No name or id matches this search." if wish.search else EMPTY[wish.view]
-    return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
+    return table(caption, headings, rows, empty=empty), _pager(wish, page, pages, len(places))
 
 
-def _sortable(name: str, column: Column, wish: Wish) -> Column:
+def _sortable(column: BoardColumn, wish: Wish) -> Column:
+    name, heading = column.sort, column.heading
     if not name:
-        return column
+        return heading
     chosen = "descending" if name == wish.sort else ""
     link = wish.link(sort=name, page=1)
-    return Column(column.title, column.help, column.is_text, Screen.ANY if chosen else column.screen, link, chosen)
+    return Column(heading.title, heading.help, heading.is_text, Screen.ANY if chosen else heading.screen, link, chosen)
 
 
 def _rank(place: PlacedLine) -> Any:
@@ -198,37 +191,34 @@ def _rank(place: PlacedLine) -> Any:
     )
 
 
-def _cells(place: PlacedLine, best: float, view: str, unit: Unit) -> list[Any]:
-    line = place.line
-    name: Any = node_link(line.node_id, line.name)
+def _name(place: PlacedLine) -> Any:
+    line, view = place.line, place.view
+    if view == "teams":
+        members = f"/leaderboard?{urlencode({'q': '@' + line.team})}"
+        return [el("a", el("bdi", line.team), href=members), f" ({line.nodes})"]
     if view == "owners" and (line.nodes > 1 or line.owner != line.node_id):
         members = f"/leaderboard?{urlencode({'q': line.owner})}"
-        name = [el("a", el("bdi", words.owner(line.owner)), href=members, title=line.owner), f" ({line.nodes})"]
-    if view == "teams":
-        name = [
-            el("a", el("bdi", line.team), href=f"/leaderboard?{urlencode({'q': '@' + line.team})}"),
-            f" ({line.nodes})",
-        ]
-    node = f"/nodes/{line.node_id}"
-    return [
-        _rank(place),
-        name,
-        [words.sum_of(unit, line.score_micros), bar(line.score_micros / best) if best > 0 else None],
-        sparkline(line.hours, f"{words.money(unit, sum(line.hours))} in the last 24 hours"),
-        el("a", words.sum_of(unit, line.posted_micros), href=f"{node}#days"),
-        words.percent(line.escrow_share),
-        el("a", words.whole(line.validated_tokens), href=f"{node}#receipts"),
-        _accepted(line),
-        words.DASH if line.lag is None else line.lag,
-        words.sum_of(unit, line.cost_micros_per_mtok),
-        words.size(line.uploaded_bytes),
-        words.DASH if view == "teams" else line.trust,
-        words.figure(line.tokens_per_s),
-        el("span", line.state, class_=f"state {line.state}"),
-    ]
+        return [el("a", el("bdi", words.owner(line.owner)), href=members, title=line.owner), f" ({line.nodes})"]
+    return node_link(line.node_id, line.name)
 
 
-def _accepted(line: RankingLine) -> Any:
+def _recent(place: PlacedLine) -> Any:
+    score = place.line.score_micros
+    return [words.sum_of(place.unit, score), bar(score / place.best) if place.best > 0 else None]
+
+
+def _last_day(place: PlacedLine) -> Any:
+    hours = place.line.hours
+    return sparkline(hours, f"{words.money(place.unit, sum(hours))} in the last 24 hours")
+
+
+def _details(place: PlacedLine, shown: Any, part: str) -> Markup:
+    """Link a figure to the part of the node's page that has its details."""
+    return el("a", shown, href=f"/nodes/{place.line.node_id}#{part}")
+
+
+def _accepted(place: PlacedLine) -> Any:
+    line = place.line
     if line.accept_interval is None:
         return words.DASH
     low, high = line.accept_interval
@@ -236,6 +226,68 @@ def _accepted(line: RankingLine) -> Any:
     counts = f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}"
     shown = [words.percent(line.accept_ratio), " ", el("small", f"({between})", class_=Screen.TABLET)]
     return el("a", shown, href=f"/nodes/{line.node_id}#refusals", title=counts)
+
+
+COLUMNS = (
+    BoardColumn("", Column("#", "place by recent credit, and the places won or lost within a day"), _rank),
+    BoardColumn("", Column("name", is_text=True), _name),
+    BoardColumn(
+        "score",
+        Column("recent", "recent credit: with a half-life of 7 days; the bar compares it with the best"),
+        _recent,
+    ),
+    BoardColumn("", Column("24 h", "credit of the last 24 hours, by hour", screen=Screen.DESKTOP), _last_day),
+    BoardColumn(
+        "credit",
+        Column("credit", "all validated credit", screen=Screen.TABLET),
+        lambda place: _details(place, words.sum_of(place.unit, place.line.posted_micros), "days"),
+    ),
+    BoardColumn(
+        "pending",
+        Column("escrow", "share of the credit that is not settled yet", screen=Screen.DESKTOP),
+        lambda place: words.percent(place.line.escrow_share),
+    ),
+    BoardColumn(
+        "tokens",
+        Column("tokens", "validated tokens", screen=Screen.TABLET),
+        lambda place: _details(place, words.whole(place.line.validated_tokens), "receipts"),
+    ),
+    BoardColumn(
+        "accepted",
+        Column("accepted", "share of the submitted groups, with its 95 % confidence interval"),
+        _accepted,
+    ),
+    BoardColumn(
+        "lag",
+        Column("staleness", "median age of its groups when trained on, in updates", screen=Screen.TABLET),
+        lambda place: words.DASH if place.line.lag is None else place.line.lag,
+    ),
+    BoardColumn(
+        "cost",
+        Column("cost / Mtok", "credit per million validated tokens", screen=Screen.DESKTOP),
+        lambda place: words.sum_of(place.unit, place.line.cost_micros_per_mtok),
+    ),
+    BoardColumn(
+        "uploaded",
+        Column("uploaded", "sent to other nodes, by the transfer receipts of the receivers", screen=Screen.DESKTOP),
+        lambda place: words.size(place.line.uploaded_bytes),
+    ),
+    BoardColumn(
+        "",
+        Column("trust", "audit status: new, known, trusted, held or banned", is_text=True, screen=Screen.DESKTOP),
+        lambda place: words.DASH if place.view == "teams" else place.line.trust,
+    ),
+    BoardColumn(
+        "rate",
+        Column("tokens/s", "as reported by the node", screen=Screen.DESKTOP),
+        lambda place: words.figure(place.line.tokens_per_s),
+    ),
+    BoardColumn(
+        "",
+        Column("state", is_text=True),
+        lambda place: el("span", place.line.state, class_=f"state {place.line.state}"),
+    ),
+)
 
 
 def _pager(wish: Wish, page: int, pages: int, lines: int) -> Markup | None:

@@ -1,10 +1,13 @@
 """`make tree`: every package and module with the first line of its docstring.
 
+- `make tree ARGS=WORD` prints only those with WORD in their path or purpose.
 - Packages and modules of the product and of bench/ are listed. Of other folders, such as docs/, only the top is.
 - A folder without modules has its purpose in `PURPOSES`.
 """
 
 import ast
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,12 +36,19 @@ def _purpose(module: Path) -> str:
     return (docstring or "").partition("\n")[0].rstrip(".")
 
 
-def main() -> None:
-    """Print the tree, two spaces a level."""
+def lines(word: str = "") -> Iterator[str]:
+    """Yield the tree, two spaces a level; with a word, whole paths of the lines that have it."""
     for name, purpose in entries():
         path = Path(name)
         label = "  " * (len(path.parts) - 1) + path.name + ("/" if name.endswith("/") else "")
-        print(f"{label:<32}  {purpose}")
+        if word.casefold() in f"{name} {purpose}".casefold():
+            yield f"{name:<44}  {purpose}" if word else f"{label:<32}  {purpose}"
+
+
+def main() -> None:
+    """Print the tree, or the lines that have the words of the command line; a reader such as `head` may stop early."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print("\n".join(lines(" ".join(sys.argv[1:]))))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 - Every command's `--help` ends in an example, which its parser takes, and in what comes next.
 - The tests that `tests.adversaries.outsiders` names exist and run with `make test`.
 - A link's anchor is a heading of the document that it leads to.
+- docs/tasks.md names every built-in reward.
 - Every command of both programs that is not hidden stands in docs/reference/commands.md.
 """
 
@@ -16,8 +17,9 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any
 
+from coordinator.tasks.reward_functions import BUILT_IN
 from tests.adversaries.outsiders import OUTSIDERS
-from tests.tidy.module_tree import entries
+from tests.tidy.module_tree import entries, lines
 from tests.tidy.reference import PROGRAMS, commands_of
 from tests.tidy.repository import ROOT, files, python_files, report, text, tree
 
@@ -33,10 +35,22 @@ def test_every_line_of_the_module_tree_says_what_it_is_for() -> None:
     assert {"protocol/", "protocol/errors.py", "coordinator/learner/", "bench/harness.py", "docs/"} <= listed.keys()
 
 
+def test_the_module_tree_is_searched_by_path_and_purpose() -> None:
+    found = list(lines("LEADERBOARD"))
+    assert any(line.startswith("coordinator/pages/board.py ") for line in found)
+    assert all("leaderboard" in line.casefold() for line in found)
+    assert len(found) < len(list(lines())) / 10
+
+
 def test_every_command_that_is_not_hidden_has_a_heading_in_the_reference() -> None:
     real = {name for one in PROGRAMS for name, command in commands_of(one).items() if not command.hidden}
     said = set(re.findall(r"^### `(.+)`$", text(COMMANDS), re.MULTILINE))
     report([f"{COMMANDS}: {name}: run `make reference`" for name in sorted(real ^ said)])
+
+
+def test_the_page_of_tasks_names_every_built_in_reward() -> None:
+    page = Path("docs/tasks.md")
+    report([f"{page}: the built-in rewards lack `{name}`" for name in BUILT_IN if f"`{name}`" not in text(page)])
 
 
 def test_no_help_shows_a_default_that_only_python_understands() -> None:

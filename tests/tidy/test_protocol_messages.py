@@ -11,19 +11,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from protocol.wire import generation
-from tests.tidy.message_reference import all_messages
+from protocol.work.messages import Reason
+from tests.tidy.message_reference import all_messages, rows
 from tests.tidy.repository import report, text
 
 PAGES = (Path("docs/protocol.md"), Path("docs/ledger.md"))
 OPERATORS = ("protocol.work.learning", "protocol.work.auditing")
 """Modules with messages of the operator's programs; some of these messages others read, too."""
 
-FIELDS_OF_GENERATION = "8: 12546fcdcd4ad052"
-"""The current generation, and a digest of the fields that messages have in it."""
+FIELDS_OF_GENERATION = "8: 6f65e28b4fe15d25"
+"""The current generation, and a digest of the fields, types and bounds that messages have in it."""
 
 MESSAGE, KIND = re.compile(r"\b([A-Z][A-Za-z]+) +\{"), re.compile(r"^    ([a-z_]+) +\{", re.MULTILINE)
 
@@ -75,7 +77,17 @@ def test_the_protocol_document_gives_messages_their_fields(
     found = written(where)
     assert len(found) >= at_least, f"only {len(found)} messages were found"
     wrong = [(name, said, real.get(name, set())) for name, said in found if said not in real.get(name, set())]
-    report([f"{name}: {sorted(said)} should be {[*map(sorted, fields)]}" for name, said, fields in wrong])
+    report(
+        [f"docs/protocol.md or docs/ledger.md: {name} {{…}} {mistake(said, fields)}" for name, said, fields in wrong]
+    )
+
+
+def mistake(said: Fields, known: set[Fields]) -> str:
+    """Return how fields of the documents differ from those of the nearest message of this name."""
+    nearest = min(known, key=lambda fields: len(said ^ fields), default=None)
+    if nearest is None:
+        return "is no message"
+    return f"lacks {sorted(nearest - said)} and has unknown {sorted(said - nearest)}"
 
 
 def test_every_message_of_a_node_or_a_reader_stands_in_the_documents() -> None:
@@ -91,14 +103,19 @@ def test_every_message_of_a_node_or_a_reader_stands_in_the_documents() -> None:
 
 def test_messages_whose_fields_changed_have_a_new_generation() -> None:
     """Readers of the old and of the new fields reject each other's messages."""
-    fields = sorted(
-        (model.__name__, *model.model_fields) for model in all_messages() if model.__module__ not in OPERATORS
-    )
+    models = [model for model in all_messages() if model.__module__ not in OPERATORS]
+    fields = sorted((model.__name__, rows(model)) for model in models)
     now = f"{generation.CURRENT}: {hashlib.sha256(repr(fields).encode()).hexdigest()[:16]}"
     assert now == FIELDS_OF_GENERATION, (
-        "The fields of messages differ from those of this generation. Raise CURRENT in protocol/wire/generation.py if "
-        f"nodes send or read the message; then write {now!r} to FIELDS_OF_GENERATION in {__name__}."
+        "The fields, types or bounds of messages changed. If nodes send or read the message, raise CURRENT in "
+        f"protocol/wire/generation.py. Then write {now!r} to FIELDS_OF_GENERATION in this file."
     )
+
+
+def test_the_protocol_document_has_every_reason_for_no_work() -> None:
+    table = text(PAGES[0]).partition("| reason | meaning |")[2].partition("\n\n")[0]
+    said = {reason for row in table.splitlines() for reason in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")}
+    assert {"", *said} == set(get_args(Reason)), f"{PAGES[0]}: the table of reasons for no work differs"
 
 
 def test_the_protocol_document_names_the_current_generation() -> None:

@@ -9,7 +9,9 @@ from ledger.book import ClaimState
 from protocol.work.auditing import Found
 from protocol.work.lease import LeaseState
 from tests.tidy import message_reference, reference
-from tests.tidy.repository import ROOT, files, python_files, report, text
+from tests.tidy.repository import ROOMS, ROOT, files, python_files, report, text
+
+CONTRIBUTING = Path("CONTRIBUTING.md")
 
 
 def test_the_reference_pages_are_what_the_code_says() -> None:
@@ -58,9 +60,21 @@ def test_settings_states_and_findings_are_called_by_words_of_the_glossary() -> N
     report([f"protocol/__init__.py: the glossary lacks {word}" for word in missing])
 
 
-def test_every_path_that_contributing_and_the_recipes_name_exists() -> None:
-    for document in (Path("CONTRIBUTING.md"), Path("docs/recipes.md")):
-        named = set(re.findall(r"`([a-z_]+/[\w./*-]*)`", text(document)))
-        assert named, f"{document} names no path"
-        missing = [name for name in sorted(named) if not any(ROOT.glob(name.rstrip("/")))]
-        report([f"{document}: {name} does not exist" for name in missing])
+def test_every_path_and_name_that_pages_for_contributors_have_exists() -> None:
+    code = "\n".join(
+        text(path) for path in files() if path.parts[0] in (*ROOMS, "tests") and path.suffix in (".py", ".js")
+    )
+    for document in (CONTRIBUTING, Path("docs/recipes.md"), Path("docs/concepts.md")):
+        paths = set(re.findall(r"`([a-z_]+/[\w./*-]*)`", text(document)))
+        assert paths, f"{document} names no path"
+        wrong = [name for name in paths if not any([*ROOT.glob(name), *ROOT.glob(f"coordinator/{name}")])]
+        names = set(re.findall(r"`([A-Z]\w+)`", text(document)))
+        wrong += [name for name in names if not re.search(rf"\b{name}\b", code)]
+        report([f"{document}: {name} does not exist" for name in sorted(wrong)])
+
+
+def test_contributing_names_every_package() -> None:
+    packages = {path.parts[:2] for path in python_files("coordinator", "swarm_node") if len(path.parts) > 2}
+    said = text(CONTRIBUTING)
+    missing = [name for top, name in sorted(packages) if f"`{name}`" not in said and f"`{top}/{name}/`" not in said]
+    report([f"{CONTRIBUTING}: {name} is missing" for name in missing])

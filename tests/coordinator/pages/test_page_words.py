@@ -6,7 +6,7 @@ from typing import Any
 from coordinator.pages import board, joining, training, verifying
 from coordinator.pages.layout import document
 from coordinator.pages.site import Site
-from coordinator.reports.ranking import RankingLine
+from coordinator.reports.ranking import SORTS, RankingLine
 from protocol.policy.description import RoundDescription
 from protocol.text.money import CREDITS
 from protocol.wire.signing import NodeKey
@@ -60,6 +60,10 @@ def test_recent_credit_is_called_credit_and_a_score_is_an_evaluations() -> None:
     page = leaderboard()
     assert "Nodes, sorted by recent credit; amounts in credits" in page
     assert ">score<" not in page
+
+
+def test_every_order_has_a_column_and_every_sorting_column_an_order() -> None:
+    assert {column.sort for column in board.COLUMNS} - {""} == SORTS.keys()
 
 
 def test_an_interval_contains_its_own_share() -> None:

@@ -187,9 +187,7 @@ CASES: dict[str, tuple[Callable[[World], RejectionEvidence], bool]] = {
 
 
 def test_every_code_there_is_has_its_evidence_or_is_none_of_intakes() -> None:
-    assert set(ERRORS) == RULES.keys() | ELSEWHERE, (
-        "a code of a claim's check belongs into RULES, another into ELSEWHERE"
-    )
+    assert set(ERRORS) == RULES.keys() | ELSEWHERE, "add a code of a claim's check to RULES, any other to ELSEWHERE"
     assert not RULES.keys() & ELSEWHERE
     assert CASES.keys() == RULES.keys(), "each code of RULES has a case"
 

@@ -10,6 +10,7 @@
 import asyncio
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -51,6 +52,12 @@ class Life:
     code: int | None
     """The exit code of its last run."""
     restarts: int
+
+
+TRACEBACK = "Traceback (most recent call last):"
+
+LOG_LINE = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ |\{")
+"""The beginning of a log line, as text or as JSON: what came before it was not the end."""
 
 
 async def _nobody_listens(_life: Life) -> None:
@@ -117,14 +124,23 @@ def _size(log_file: Path) -> int:
 
 
 def last_line(log_file: Path, before: int = 0) -> str:
-    """Return the last line that was written to a log after its first `before` bytes; usually the error of its end."""
+    """Return the last line that was written to a log after its first `before` bytes; usually the error of its end.
+
+    Of an error of several lines at the end, such as that of a wrong value in a model, it is the first.
+    """
     try:
         with log_file.open("rb") as file:
             file.seek(max(before, file.seek(0, os.SEEK_END) - REASON_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
-    return visible(next((line.strip() for line in reversed(lines) if line.strip()), ""), REASON_CHARS)
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    if TRACEBACK in lines:
+        after = lines[len(lines) - lines[::-1].index(TRACEBACK) :]
+        error = [line for line in after if line and not line[0].isspace()]
+        if error and not any(LOG_LINE.match(line) for line in error):
+            last = error[0]
+    return visible(last, REASON_CHARS)
 
 
 def _after(reason: str) -> str:

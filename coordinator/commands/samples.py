@@ -118,7 +118,8 @@ def print_samples(samples: "list[Shown]", as_json: bool) -> None:
 def _head(sample: "Shown") -> str:
     """Return everything except the texts, in two lines."""
     said = [sample.status if sample.reward is None else f"reward {sample.reward:g}"]
-    said += [f"{visible(name, NAME_MAX_CHARS)} {_number(value)}" for name, value in sample.components.items()]
+    if list(sample.components.values()) != [sample.reward]:  # one function alone is the reward
+        said += [f"{visible(name, NAME_MAX_CHARS)} {_number(value)}" for name, value in sample.components.items()]
     said += ["invalid form"] if sample.status == "invalid" else []
     said += [] if sample.advantage is None else [f"advantage {sample.advantage:+.3g}"]
     trained = sample.state if sample.trained_in is None else f"trained on in update {sample.trained_in}"

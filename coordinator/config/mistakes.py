@@ -64,7 +64,14 @@ def _mistakes(error: Any, omitted: set[str]) -> Iterator[Mistake]:
     keys = [str(part) for part in error["loc"]]
     path = ".".join(keys)
     if error["type"] == "extra_forbidden":
-        yield Mistake(path, f"There is no setting {path}.", nearest(keys))
+        hint = nearest(keys)
+        if len(keys) == 1 and hint.startswith("Sections") and isinstance(error["input"], dict) and error["input"]:
+            hint = nearest([*keys, next(iter(error["input"]))])  # a key may be right where its section is not
+        yield Mistake(path, f"There is no setting {path}.", hint)
+    elif error["type"] == "model_type":
+        yield Mistake(
+            path, f"{path} is a section, not a value.", f"Write [{path}], and its settings in the lines after it."
+        )
     elif error["type"] == CONTRADICTIONS:
         for said in error["ctx"]["found"]:
             if not any(re.search(rf"\b{re.escape(name)}\b", said) for name in omitted):
@@ -112,8 +119,10 @@ def nearest(keys: list[str]) -> str:
     if abbreviated := [name for name in names if _initials(name) == ".".join(keys)]:  # such as learner.lr
         return f"Did you mean {abbreviated[0]}?"
     longer = [name for name in here if name.startswith(f"{key}_")]  # such as market.budget
-    if close := longer[:1] or difflib.get_close_matches(key, here or sections(), n=1, cutoff=CLOSE):
-        return f"Did you mean {'.'.join([*section, *close])}?"
+    if close := longer[:1] or (here and difflib.get_close_matches(key, here, n=1, cutoff=CLOSE)):
+        return f"Did you mean {section[0]}.{close[0]}?"
+    if close := difflib.get_close_matches(keys[0], () if here else sections(), n=1, cutoff=CLOSE):
+        return f"Did you mean {close[0]}?"
     return f"[{section[0]}] has {', '.join(here)}." if here else f"Sections: {', '.join(sections())}."
 
 

@@ -91,7 +91,7 @@ def parse(written: str) -> Cards:
             hint=f"{f'Did you mean {close[0]}? ' if close else ''}Write NAME:COUNT or SIZE:COUNT, as in h100:1 or "
             f"24GiB:2. Names: {', '.join(sorted(CARDS_GIB))}.",
         )
-    return Cards(name, int(gib * GIB), int(count or 1))
+    return Cards(name.replace("gib", "GiB"), int(gib * GIB), int(count or 1))
 
 
 if TYPE_CHECKING:

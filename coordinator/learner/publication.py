@@ -83,7 +83,7 @@ def scored_canary(model: Any, text: tuple[int, ...]) -> canary.Canary:
     if not full:
         raise ConfigInvalid(
             "The weights give NaN or infinite log-probabilities: they have grown too large.",
-            hint="The training has diverged. Continue from an older version, with a lower learning rate.",
+            hint="The training has diverged: continue from an older version, with a lower learning rate.",
         )
     low, half = (_finite_scores(model, tokens, dtype) for dtype in (torch.bfloat16, torch.float16))
     return canary.Canary(tokens=text, logprobs=full, bfloat16=low, float16=half)

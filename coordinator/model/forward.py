@@ -39,6 +39,9 @@ PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 HINT = "docs/architectures.md lists the architectures that can be trained."
 
+NOT_FINITE = "its weights give NaN or infinite log-probabilities"
+DIVERGED = "The training has diverged, or the weights are damaged: continue from an older version."
+
 STRIDE = 7919
 """A prime, so that the compared tokens are all different, unless the vocabulary is tiny."""
 
@@ -64,7 +67,7 @@ def prepare(model: Any, *, gradient_checkpointing: bool = False) -> None:
     if reason := choose_way(model):
         raise ConfigInvalid(
             f"The learner cannot train a {model.config.model_type} model: {reason}.",
-            hint=HINT,
+            hint=DIVERGED if reason == NOT_FINITE else HINT,
         )
 
 
@@ -75,7 +78,7 @@ def choose_way(model: Any) -> str:
     with torch.no_grad():
         expected = [alone(model, data, row) for row in range(len(data.mask))]
         if not all(bool(row.isfinite().all()) for row in expected):
-            return "its weights give NaN or infinite log-probabilities"
+            return NOT_FINITE
         try:
             model.set_attn_implementation(IMPLEMENTATION)
             if _is_right(model, data, expected) and describes_all(model):

@@ -105,7 +105,7 @@ def test_weights_that_cannot_be_used_are_refused_by_name(
     tensors.pop("lm_head.weight")
     tensors["model.norm.weight"].fill(3e38)
     save_file(tensors, other / "model.safetensors")
-    with pytest.raises(ConfigInvalid, match="give NaN or infinite log-probabilities"):
+    with pytest.raises(ConfigInvalid, match=r"give NaN or infinite log-probabilities.* has diverged"):
         trainer.publish(other)
     with pytest.raises(ConfigInvalid, match="no weights"):
         trainer.publish(tmp_path)

@@ -36,6 +36,14 @@ def test_child_that_crashes_on_a_full_disk_has_this_reason(tmp_path: Path) -> No
     assert why_it_ended(tmp_path / "log", 0, full_bytes=2**62) == f"The disk of {tmp_path} is full. Free some space."
 
 
+def test_an_error_of_several_lines_is_named_by_its_first(tmp_path: Path) -> None:
+    error = "Traceback (most recent call last):\n  File 'a.py', line 3\nValidationError: 2 errors\nlogprobs.0\n  nan\n"
+    (tmp_path / "log").write_text(f"10:04:47 INFO begins\n{error}")
+    assert why_it_ended(tmp_path / "log", 0, full_bytes=0) == "ValidationError: 2 errors"
+    (tmp_path / "log").write_text(f"{error}10:04:47 ERROR out of memory\n")
+    assert why_it_ended(tmp_path / "log", 0, full_bytes=0) == "10:04:47 ERROR out of memory"
+
+
 @pytest.mark.asyncio
 async def test_child_that_refuses_its_settings_is_not_started_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -84,6 +84,8 @@ def test_every_mistake_of_a_file_is_named_at_once_with_its_line(tmp_path: Path) 
         ({"learner": {"lr": 3e-4}}, "Did you mean learner.learning_rate?"),
         ({"max_updates": 3}, "Did you mean round.max_updates or staleness.max_updates?"),
         ({"round": {"max_new_tokens": 3}}, "Did you mean sampling.max_new_tokens?"),
+        ({"training": {"learning_rate": 1e-4}}, "Did you mean learner.learning_rate?"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "model is a section, not a value. Write [model]"),
         ({"sampling": {"num_generations": 8}}, "[sampling] has temperature, max_new_tokens, samples_per_group."),
     ],
 )

@@ -13,8 +13,9 @@ from tests.ledger import postgres
 
 # Before torch is imported, here and in the programs that tests start. Workers share the processors, and threads of
 # OpenMP wait for each other by spinning: on two busy cores, two threads took 13.4 s of CPU time for the check of
-# SmolLM2 that `VersionScorer` begins with, and one took 1.5 s.
+# SmolLM2 that `VersionScorer` begins with, and one took 1.5 s. Where a test is about several threads, they wait asleep.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 gc.disable()  # until the tests are collected: a collection of garbage searches every module and test made before it
 

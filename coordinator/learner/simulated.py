@@ -44,8 +44,8 @@ from protocol.policy import canary
 from swarm_exact.merging import nearest
 
 MEASURED_LAYERS = (2, 1)
-"""The layers that are measured if all are alike: the difference is the memory of one. With more layers, such as 6 and 3,
-it is the same to the byte, and takes three times as long to measure."""
+"""The layers that are measured if all are alike: the difference is the memory of one. With 6 and 3 layers it is the
+same to the byte, and takes three times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,18 +74,20 @@ def figures(
     programs_alarm: str = "",
     waits_s: float = 0.0,
     compares_groups: bool = True,
+    external: bool = False,
 ) -> dict[str, Any]:
     """Return the figures of the round's health; the learner has waited for its next batch for `waits_s`.
 
     `staleness_max` is the operator's bound; the bound in force may be lower. `compares_groups` is a property of the
-    round's objective.
+    round's objective. In a round of other trainers (`external`) no work counts as wasted: they do not say what they
+    use.
     """
     ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection, waits_s)
     kept = get_fact(connection, KEPT)
     lately = _metrics_lately(connection)
     skipped, masked = sum(bool(metrics.get(SKIPPED, 0)) for metrics in lately), _masked_share(lately)
     trained, verifier, bias = ages.total(), scoring.trouble(connection), _length_bias(connection)
-    share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
+    share = 0.0 if external else sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
     found = alarms.raised(
         ()
         if get_fact(connection, FINISHED)

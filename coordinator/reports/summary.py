@@ -108,6 +108,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
             programs_alarm=alarm,
             waits_s=waits_s,
             compares_groups=algorithm(config).compares_groups,
+            external=config.learner.external,
         ),
     }
 

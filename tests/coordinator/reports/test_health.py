@@ -85,6 +85,17 @@ def test_what_was_trained_on_has_an_age_and_what_was_not_a_reason(world: World) 
     assert world.submit(key, answer(key, lease)).code == "lease_closed"
 
 
+def test_a_round_of_other_trainers_has_no_advice_about_work_that_it_did_not_train_on(world: World) -> None:
+    lease = world.lease(world.join(1))
+    world.now_ms += world.terms.timeout_ms
+    world.expire()
+    assert lease is not None
+    assert figures(world)["in_vain_share"] == 1.0
+    found = world.run(health.figures, None, 1, external=True)
+    assert found["in_vain"] == {"expired": 1}
+    assert (found["in_vain_share"], found["alarm"]) == (0.0, "")
+
+
 def test_throwing_long_groups_away_shows_as_length_bias(world: World) -> None:
     key = world.join(1)
     for _ in range(2):

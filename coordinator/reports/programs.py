@@ -3,8 +3,9 @@
 - The process that leads the round records the state of its children and the learner's requests as facts, so that the
   status, pages and metrics of every process have them. A launch deletes the earlier ones.
 - The time without a request that is normal depends on the last updates: a learner sends nothing while it trains.
-- The alarm for a learner that ended stays until the learner has made an update again, also after the round was stopped:
-  that of a stopped round has the last line of its log, which no page shows.
+- The alarm for a learner that ended stays until the learner has made an update again, or with `learner.external` has
+  published a version; also after the round was stopped: that of a stopped round has the last line of its log, which no
+  page shows.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import sqlalchemy as sa
 from coordinator.base.children import last_line
 from coordinator.config import Config
 from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
-from coordinator.store.tables import batches
+from coordinator.store.tables import batches, versions
 from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.policy_versions import newest_version
 from protocol.text.plain import duration_text
@@ -75,10 +76,11 @@ def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str,
     lives = get_fact(connection, CHILDREN)
     children = {name: lives[name] for name in SHOWN if name in lives}
     reported_ms = connection.execute(sa.select(sa.func.max(batches.c.reported_ms))).scalar() or 0
+    worked_ms = _published_ms(connection) if config.learner.external else reported_ms
     if not now_ms:
         none: dict[str, Any] = {"programs": {}, "learner_silent_s": None, "learner_waits_s": 0.0, "update_age_s": None}
         log_file = config.round.directory / "logs" / "learner.log"
-        return none | _alarms(_alarm_of_stopped(children.get("learner"), reported_ms, log_file), "")
+        return none | _alarms(_alarm_of_stopped(children.get("learner"), worked_ms, log_file), "")
     waits = learner.get("asks_for", 0) > latest_batch(connection)
     since_ms = learner.get("heard_ms") or learner.get("launched_ms")
     silent_s = max(0, now_ms - since_ms) / 1000 if since_ms else None
@@ -86,7 +88,7 @@ def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str,
     alarm = ""
     if not get_fact(connection, FINISHED):
         may_s = _may_be_silent_s(connection) if "heard_ms" in learner else START_S
-        alarm = _learner_alarm(children.get("learner"), silent_s, may_s, reported_ms, f"{logs / 'learner.log'}", now_ms)
+        alarm = _learner_alarm(children.get("learner"), silent_s, may_s, worked_ms, f"{logs / 'learner.log'}", now_ms)
     others = (_other_alarm(name, child, f"{logs / name}.log", now_ms) for name, child in children.items())
     return {
         "programs": children,
@@ -96,13 +98,17 @@ def figures(connection: sa.Connection, config: Config, now_ms: int) -> dict[str,
     } | _alarms(alarm, next(filter(None, others), ""))
 
 
+def _published_ms(connection: sa.Connection) -> int:
+    return int(connection.execute(sa.select(sa.func.max(versions.c.published_ms))).scalar() or 0)
+
+
 def _alarms(learner: str, others: str) -> dict[str, str]:
     return {"learner_alarm": learner, "programs_alarm": learner or others}
 
 
-def _alarm_of_stopped(child: Mapping[str, Any] | None, reported_ms: int, log_file: Path) -> str:
-    """Return how the learner of a stopped round had ended, and why; "" if it made an update after that."""
-    if not (child and child["code"] and child["ended_ms"] > reported_ms):
+def _alarm_of_stopped(child: Mapping[str, Any] | None, worked_ms: int, log_file: Path) -> str:
+    """Return how the learner of a stopped round had ended, and why; "" if it worked after that."""
+    if not (child and child["code"] and child["ended_ms"] > worked_ms):
         return ""
     said = f"The learner had ended with code {child['code']} before the round was stopped"
     reason = "" if child["state"] == "runs" else last_line(log_file)  # one that runs again has written other lines
@@ -116,15 +122,15 @@ def _may_be_silent_s(connection: sa.Connection) -> float:
 
 
 def _learner_alarm(
-    child: Mapping[str, Any] | None, silent_s: float | None, may_s: float, reported_ms: int, log: str, now_ms: int
+    child: Mapping[str, Any] | None, silent_s: float | None, may_s: float, worked_ms: int, log: str, now_ms: int
 ) -> str:
     if child and child["state"] == "ended":
         return _ended("learner", child, log, now_ms)
-    if child and child["ended_ms"] and child["ended_ms"] > reported_ms:
+    if child and child["ended_ms"] and child["ended_ms"] > worked_ms:
         times = "" if child["restarts"] < 2 else f", {child['restarts']} times since the launch"
         ago = duration_text((now_ms - child["ended_ms"]) / 1000)
         return (
-            f"The learner ended with code {child['code']} {ago} ago{times}, and has made no update since; it was "
+            f"The learner ended with code {child['code']} {ago} ago{times}, and has finished no work since; it was "
             f"restarted. See {log} for the reason."
         )
     if silent_s is not None and silent_s > may_s:

@@ -17,6 +17,8 @@ from tests.coordinator.world import World
 
 CONFIG = parse({"market": {"max_price_micros_per_mtok": 1_000_000}})
 
+EXTERNAL = parse({"learner": {"external": True}})
+
 
 @pytest.fixture
 def at_work(world: World) -> World:
@@ -101,6 +103,21 @@ def test_a_learner_that_crashes_again_and_again_stands_until_it_made_an_update(a
     train(at_work, 2)
     at_work.run(programs.record_learner_request, at_work.now_ms, asks_for=3)
     assert told(at_work)["learner"]["state"] == "works"
+
+
+def test_a_learner_of_other_trainers_stands_until_it_has_published_a_version(at_work: World) -> None:
+    at_work.now_ms += 1000
+    fares(at_work, "learner", Life("crashed", 1, 2))
+    fares(at_work, "learner", Life("runs", 1, 2))
+
+    def alarm() -> str:
+        found = at_work.run(programs.figures, EXTERNAL, at_work.now_ms)
+        return str(found["learner_alarm"])
+
+    assert "2 times since the launch" in alarm()
+    at_work.now_ms += 1000
+    at_work.publish(2, 2)
+    assert alarm() == ""
 
 
 def test_a_learner_that_says_nothing_stands(at_work: World) -> None:

@@ -23,7 +23,7 @@ class LearnerSection(Section):
     algorithm: AlgorithmName = Field(
         "grpo", description="grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, cispo or echo2 (docs/learning.md)"
     )
-    learning_rate: float = Field(1e-6, gt=0, description="learning rate of AdamW after the warm-up")
+    learning_rate: float = Field(1e-6, gt=0, le=1, description="learning rate of AdamW after the warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="learning-rate schedule until the last update: constant, linear or cosine"
     )

@@ -26,6 +26,36 @@ PASSES = 8
 CLOSE = 0.7
 """The least similarity of a name that is suggested."""
 
+OF_OTHER_TRAINERS = {
+    "num_generations": "sampling.samples_per_group",
+    "n": "sampling.samples_per_group",
+    "rollout_n": "sampling.samples_per_group",
+    "group_size": "sampling.samples_per_group",
+    "max_completion_length": "sampling.max_new_tokens",
+    "max_response_length": "sampling.max_new_tokens",
+    "max_tokens": "sampling.max_new_tokens",
+    "max_steps": "round.max_updates",
+    "total_training_steps": "round.max_updates",
+    "train_batch_size": "learner.groups_per_update, in prompts",
+    "per_device_train_batch_size": "learner.groups_per_update, in prompts",
+    "ppo_micro_batch_size_per_gpu": "learner.micro_batch_tokens, in tokens",
+    "warmup_steps": "learner.warmup_updates",
+    "lr_scheduler_type": "learner.schedule",
+    "adam_epsilon": "learner.eps",
+    "grad_clip": "learner.max_grad_norm",
+    "loss_type": "learner.algorithm, objective.loss_aggregation or objective.clip",
+    "adv_estimator": "learner.algorithm",
+    "kl_coef": "objective.beta",
+    "kl_loss_coef": "objective.beta",
+    "entropy_coeff": "objective.entropy_bonus",
+    "clip_ratio_high": "objective.epsilon_high",
+    "mask_truncated": "objective.mask_truncated_completions",
+    "lora_r": "learner.lora_rank",
+    "reward_funcs": "reward.functions",
+    "report_to": "learner.wandb, learner.mlflow, learner.tensorboard or learner.trackio",
+}
+"""The settings of TRL and verl that have another name here."""
+
 SHOWN_MAX_CHARS = 80
 """The part of a wrong value that a message shows."""
 
@@ -112,6 +142,8 @@ def _initials(name: str) -> str:
 def nearest(keys: list[str]) -> str:
     """Return a hint with the existing setting that was probably meant."""
     *section, key = keys
+    if known := OF_OTHER_TRAINERS.get(key.lower()):
+        return f"Here this is {known}."
     names = [known.path for known in every()]
     here = [known.name for known in every(section[0])] if section else []
     if elsewhere := [name for name in names if name.endswith(f".{key}")]:  # the right key, in no section or another one

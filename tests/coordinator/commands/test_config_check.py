@@ -1,6 +1,7 @@
 """`config check` names every mistake at once: of the file, of this machine, and of the round in its folder."""
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.config import fixed, load, manual, mistakes, parse
-from coordinator.config.mistakes import line_of
+from coordinator.config.mistakes import OF_OTHER_TRAINERS, line_of
 from protocol.errors import ConfigInvalid
 
 WRONG = """[round]
@@ -86,13 +87,22 @@ def test_every_mistake_of_a_file_is_named_at_once_with_its_line(tmp_path: Path) 
         ({"round": {"max_new_tokens": 3}}, "Did you mean sampling.max_new_tokens?"),
         ({"training": {"learning_rate": 1e-4}}, "Did you mean learner.learning_rate?"),
         ({"model": "Qwen/Qwen3-0.6B"}, "model is a section, not a value. Write [model]"),
-        ({"sampling": {"num_generations": 8}}, "[sampling] has temperature, max_new_tokens, samples_per_group."),
+        ({"sampling": {"num_generations": 8}}, "Here this is sampling.samples_per_group."),
+        ({"sampling": {"top_p": 0.9}}, "[sampling] has temperature, max_new_tokens, samples_per_group."),
     ],
 )
 def test_the_setting_that_was_probably_meant_is_named(written: dict[str, Any], meant: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         parse(written)
     assert meant in str(refused.value)
+
+
+def test_names_of_other_trainers_lead_to_settings_that_exist() -> None:
+    known = {setting.path for setting in manual.every()}
+    named = set(re.findall(r"[a-z]+\.[a-z_]+", " ".join(OF_OTHER_TRAINERS.values())))
+    assert len(named) > 15
+    assert named <= known
+    assert not OF_OTHER_TRAINERS.keys() & {setting.name for setting in manual.every()}
 
 
 @pytest.mark.parametrize(

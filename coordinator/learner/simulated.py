@@ -42,8 +42,8 @@ from coordinator.model.products import Products
 from protocol.policy import canary
 
 MEASURED_LAYERS = (2, 1)
-"""The layers that are measured if all are alike: the difference is the memory of one. It is the same to the byte for more
-layers (6 and 3), which take three times the time."""
+"""The layers that are measured if all are alike: the difference is the memory of one. With 6 and 3 layers it is the
+same to the byte, and takes three times as long to measure."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it unannotated

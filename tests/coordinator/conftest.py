@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.coordinator.unsynced import unsynced_stores
 from tests.coordinator.world import World
+
+__all__ = ["unsynced_stores"]
 
 ON_BOTH = (
     "test_appeals", "test_audits", "test_batches", "test_claims", "test_escrow", "test_leases", "test_logged_roots",

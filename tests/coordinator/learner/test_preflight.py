@@ -139,7 +139,7 @@ MEASURED = [
         pytest.param("wide layers", way, marks=pytest.mark.slow)
         for way in ("all weights, bf16, layers twice", "LoRA, bf16")
     ],
-    *[("many words", way) for way in ("all weights", "LoRA, bf16", "entropy bonus")],  # so few layers that all are measured
+    *[("many words", way) for way in ("all weights", "LoRA, bf16", "entropy bonus")],  # all layers are measured
     pytest.param("many words", "LoRA, bf16, entropy bonus", marks=pytest.mark.slow),
     ("five layers", "all weights, moments in bf16"),
     ("many layers", "all weights, one piece"),

@@ -15,6 +15,7 @@ from coordinator.store import tables
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database, FollowingEffect
 from protocol.errors import Overloaded
+from tests.coordinator.unsynced import synced
 
 A = Fact[Any]("a", None)
 GONE = Fact[Any]("gone", None)
@@ -49,15 +50,15 @@ def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_every_connection_is_durable_and_has_room_for_a_batch(tmp_path: Path) -> None:
-    database = Database(tmp_path / "state.db")
-
     def pragmas(connection: sa.Connection) -> list[object]:
         names = ("journal_mode", "synchronous", "foreign_keys", "cache_size", "wal_autocheckpoint")
         return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names]
 
     full = 2
-    assert database.run_now(pragmas) == ["wal", full, 1, -16_384, 4_000]
-    database.close()
+    with synced():
+        database = Database(tmp_path / "state.db")
+        assert database.run_now(pragmas) == ["wal", full, 1, -16_384, 4_000]
+        database.close()
 
 
 @pytest.mark.asyncio

@@ -1,19 +1,32 @@
-"""Stores that the tests' own process opens are not synced: no test cuts the power, and kills lose nothing written."""
+"""SQLite stores that the tests' own process opens are not synced: no test cuts the power, and kills lose nothing."""
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import Pool
 
-from coordinator.store import state
 
-DURABLE = state.DURABLE
-"""The pragmas of a round's store, which programs that tests start keep."""
+def _unsync(connection: object, record: sa.pool.ConnectionPoolEntry, _: object) -> None:
+    """Switch syncs off once for each connection, after the store's own pragmas."""
+    if isinstance(connection, sqlite3.Connection) and "unsynced" not in record.info:
+        record.info["unsynced"] = True
+        connection.execute("PRAGMA synchronous=OFF")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def unsynced_stores() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        # Most transactions here take less time than the sync of a disk: a quarter of the processor time, and half of
-        # the time on the clock, of tests that fill a store.
-        patch.setattr(state, "DURABLE", ("journal_mode=WAL", "synchronous=OFF"))
-        yield
+    """Syncs take a quarter of the processor time, and half of the time on the clock, of tests that fill a store."""
+    sa.event.listen(Pool, "checkout", _unsync)
+    yield
+    sa.event.remove(Pool, "checkout", _unsync)
+
+
+@contextmanager
+def synced() -> Iterator[None]:
+    """Open stores as programs do."""
+    sa.event.remove(Pool, "checkout", _unsync)
+    yield
+    sa.event.listen(Pool, "checkout", _unsync)

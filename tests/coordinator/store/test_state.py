@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.store import state, tables
+from coordinator.store import tables
 from coordinator.store.facts import Fact, get_fact, set_fact
 from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database, FollowingEffect
 from protocol.errors import Overloaded
-from tests.coordinator.unsynced import DURABLE
+from tests.coordinator.unsynced import synced
 
 A = Fact[Any]("a", None)
 GONE = Fact[Any]("gone", None)
@@ -49,17 +49,16 @@ def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
     second.close()
 
 
-def test_every_connection_is_durable_and_has_room_for_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DURABLE", DURABLE)  # as in a program: other tests do not wait for the disk
-    database = Database(tmp_path / "state.db")
-
+def test_every_connection_is_durable_and_has_room_for_a_batch(tmp_path: Path) -> None:
     def pragmas(connection: sa.Connection) -> list[object]:
         names = ("journal_mode", "synchronous", "foreign_keys", "cache_size", "wal_autocheckpoint")
         return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names]
 
     full = 2
-    assert database.run_now(pragmas) == ["wal", full, 1, -16_384, 4_000]
-    database.close()
+    with synced():
+        database = Database(tmp_path / "state.db")
+        assert database.run_now(pragmas) == ["wal", full, 1, -16_384, 4_000]
+        database.close()
 
 
 @pytest.mark.asyncio

@@ -24,10 +24,12 @@ settings.load_profile("house")
 
 
 LONGEST = (
+    "tests/installers/test_install_sh.py",
     "tests/coordinator/learner/test_preflight.py",
     "tests/coordinator/learner/test_ranks.py",
     "tests/processes/test_demo.py",
     "tests/architectures/test_matrix.py",
+    "tests/installers/test_running_agents.py",
     "tests/swarm_node/engine/test_hostile_tokenizers.py",
     "tests/coordinator/audit/test_auditor.py",
     "tests/real/test_canary.py",

@@ -75,7 +75,7 @@ AddressOrNone = Annotated[str, AfterValidator(lambda said: said and _is_address(
 
 
 def _is_url(said: str) -> str:
-    if not re.match(r"https?://[^/\s]", said):
+    if not re.match(r"https?://[^/\s]", said, re.IGNORECASE):
         raise ValueError(f"'{said}' is not a URL. For example https://swarm.example.org")
     return said
 

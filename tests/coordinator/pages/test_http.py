@@ -100,10 +100,10 @@ class TestPages:
     @pytest.mark.parametrize(
         ("url", "is_public"),
         [
-            ("https://swarm.example.org:8443/round", True), ("swarm.example.org:8702", True),
+            ("https://swarm.example.org:8443/round", True), ("http://swarm.example.org:8702", True),
             ("HTTPS://SWARM.EXAMPLE.ORG.", True), ("http://127.0.0.1.:8702", False), ("http://127.1:8702", False),
-            ("http://[::ffff:10.0.0.1]:8702", False), ("http://[64:ff9b::a00:1]", False), ("10.0.0.1:8702", False),
-            ("http://user@localhost.:8702", False), ("http://[::1", False),
+            ("http://[::ffff:10.0.0.1]:8702", False), ("http://[64:ff9b::a00:1]", False),
+            ("http://10.0.0.1:8702", False), ("http://user@localhost.:8702", False), ("http://[::1", False),
         ],
     )  # fmt: skip
     async def test_the_form_of_a_rounds_address_hides_no_private_host(

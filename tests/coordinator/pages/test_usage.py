@@ -41,7 +41,7 @@ async def keys(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Keys]:
         for place, name in enumerate(NAMES):
             expires_ms = moment_ms + 86_400_000 if place == 1 else None
             secrets.append(await run(api_keys.make, name, 5_000_000, expires_ms=expires_ms, now_ms=moment_ms))
-        await run(api_keys.reserve, 1, 600_000, CREDITS, now_ms=moment_ms - 120_000)
+        await run(api_keys.reserve, 1, 600_000, CREDITS, now_ms=moment_ms - 150_000)
         await run(_charge, moment_ms)
         await run(api_keys.revoke, NAMES[2], now_ms=moment_ms)
         yield Keys(served, secrets)

@@ -60,7 +60,6 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
     finished = get_fact(connection, FINISHED)
     updates_left = 0 if finished or config.learner.external else config.round.max_updates - update
     alarm, waits_s = running["programs_alarm"], running["learner_waits_s"]
-    so_far_s = idle_s + waits_s
     return {
         "phase": progress.get("phase", "starting"),
         "fraction": progress.get("fraction", 0.0),
@@ -78,7 +77,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "max_staleness": connection.execute(sa.select(sa.func.max(batches.c.max_staleness))).scalar() or 0,
         "learner_idle_s": idle_s,
         "learner_busy_s": busy_s,
-        "learner_idle_share": so_far_s / (so_far_s + busy_s) if so_far_s + busy_s else 0.0,
+        "learner_idle_share": _share(idle_s + waits_s, busy_s),
         "rollouts": _rollouts(connection),
         "rejected": _rejected(connection),
         "leases": _counts(connection, leases.c.state),
@@ -111,6 +110,10 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
             external=config.learner.external,
         ),
     }
+
+
+def _share(part: float, rest: float) -> float:
+    return part / (part + rest) if part + rest else 0.0
 
 
 def public_settings(config: Config, round_id: str) -> dict[str, Any]:

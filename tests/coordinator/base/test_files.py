@@ -74,9 +74,11 @@ def test_a_public_file_replaced_by_a_private_one_is_private(tmp_path: Path) -> N
 
 def test_what_others_could_look_into_is_closed_once_and_named(tmp_path: Path) -> None:
     for name in ("public", "metadata", "blobs", "learner", "empty", "strict"):
-        (tmp_path / name).mkdir(mode=0o755)
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o755)  # whatever the umask
     (tmp_path / "strict").chmod(0o500)
-    (tmp_path / "state.db").touch(mode=0o644)
+    (tmp_path / "state.db").touch()
+    (tmp_path / "state.db").chmod(0o644)
     (tmp_path / "elsewhere").symlink_to(tmp_path / "public")
     assert close_to_others(tmp_path) == ["empty", "learner", "state.db"]
     assert close_to_others(tmp_path) == []

@@ -120,12 +120,15 @@ class Listing(Message):
 
     kind: Literal["echo-swarm/listing"] = KIND
     url: Url
+    """The part of the join string before the #."""
     description: RoundDescription
     task: Fact
     model: ListedModel
     prices: ListedPrices
     budget_micros: Micros
+    """What is left to pay with."""
     update: Count
+    """The learner's last update."""
     max_updates: Count
     nodes: Count
     """Nodes that work now."""

@@ -13,8 +13,8 @@
   several gaps the smallest `size` counts. The log must continue a checkpoint that is not longer, as always. So a node
   that saw a longer log accepts the shorter one once; without a gap it is `rolled_back`.
 - A witness's note that covers lost entries vouches for nothing; the coordinator answers it with `stale`.
-- The `root` entry of the document follows the first `size` entries, behind those of earlier documents whose entries were
-  lost, too.
+- The `root` entry of the document follows the first `size` entries, behind those of earlier documents whose entries
+  were lost, too.
 - Receipts of lost entries still prove what was published.
 """
 

@@ -126,7 +126,7 @@ class Listing(Message):
     model: ListedModel
     prices: ListedPrices
     budget_micros: Micros
-    """What is left to pay with."""
+    """The rest of the budget."""
     update: Count
     """The learner's last update."""
     max_updates: Count

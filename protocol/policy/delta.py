@@ -4,8 +4,8 @@ At the learning rates of RL about one weight in a hundred changes its bf16 value
 one unit in the last place. A patch says which elements changed, and by how many such units. Numbers are little-endian.
 
     Patch    "ESDELTA1" · base digest 32 bytes · base size u64 · size u64 · header size u32 · packed size u32
-             · header: zstd frame of the new file's header, with its 8 bytes of size; with packed size 0 it is the
-               base's, and not here
+             · header: zstd frame of the new file's header, with its 8 bytes of size, which `header size` includes;
+               with packed size 0 it is the base's, and not here
              · one Tensor for each tensor of the new file, in the order of its bytes
     Tensor   one Block for each 4 MiB of it, the last shorter, but at least one · BLAKE3 of its new bytes, 32 bytes
     Block    count u32 of listed elements; if it is not 0:

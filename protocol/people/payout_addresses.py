@@ -3,7 +3,7 @@
 | scheme | where | for |
 |---|---|---|
 | `evm:` | 0x and 40 hex digits, whose capitals are the checksum (EIP-55) | rail evm |
-| `sepa:` | IBAN/name: an IBAN of a SEPA country without spaces; 1 to 70 of letters, digits, spaces, ?:().,'+- | rail sepa |
+| `sepa:` | IBAN/name: an IBAN without spaces; 1 to 70 letters, digits, spaces and ?:().,'+- | rail sepa |
 | `paypal:` | the e-mail address of a PayPal account, 127 characters at most | rail paypal |
 | `stripe:` | the id of an account that is connected to the operator's (acct_…) | rail stripe |
 | `lightning:` | name@host, an LNURL or a BOLT12 offer (`protocol.people.lightning`) | rail lightning |

@@ -99,7 +99,7 @@ def test_a_field_of_another_type_or_name_is_refused(change: dict[str, Any]) -> N
     ids=str,
 )
 def test_an_error_uses_the_words_of_the_protocol(change: dict[str, Any], said: str) -> None:
-    """Its reader may have written a client in another language, which has no tuples or dictionaries."""
+    """The reader may have written a client in another language, which has no tuples or dictionaries."""
     with pytest.raises(MalformedMessage) as refusal:
         Whole.from_bytes(canonical.encode(GOOD | change))
     assert str(refusal.value) == said

@@ -52,9 +52,7 @@ class Message(BaseModel):
             first = error.errors(include_url=False)[0]
             where, wanted = ".".join(str(part) for part in first["loc"]), _expected(first)
             said = f"{cls.__name__}: {where[:100]}{': ' if where else ''}{wanted}."
-            raise MalformedMessage(
-                said, breach=different(where[-100:] or cls.__name__, wanted, _kind(first))
-            ) from None
+            raise MalformedMessage(said, breach=different(where[-100:] or cls.__name__, wanted, _kind(first))) from None
 
 
 @cache

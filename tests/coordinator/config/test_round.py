@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import Config, load, parse
+from coordinator.config import Config, ModelSection, load, parse
 from coordinator.service import local_nodes
 from coordinator.service.round import Round
 from coordinator.transactions import registry
@@ -65,6 +65,14 @@ def test_a_mode_hides_no_other_mistake(table: dict[str, object]) -> None:
 def test_a_round_that_nobody_may_sample_for_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="otherwise no node samples"):
         mode("colocated", "fleet.local_nodes=0")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("hf://owner/name", "owner/name"), ("/home/alice/secret/policy", "policy"), ("policy/", "policy")],
+)
+def test_published_adapters_name_their_base_without_a_path_of_this_machine(path: str, name: str) -> None:
+    assert ModelSection(path=path).base_name == name
 
 
 def test_push_pull_samples_on_until_the_buffer_is_full_and_the_filter_drops_what_aged(tmp_path: Path) -> None:

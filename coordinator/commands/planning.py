@@ -382,11 +382,11 @@ class PoolOptions:
     def pool(self, config: "Config", train_s: float) -> "SimulatedPool":
         """Return the pool that the simulation draws its nodes from.
 
-        Without `group_s`, all nodes together give as many groups as a learner needs whose updates take `train_s`.
+        Without `group_s`, a group takes as long as an update (`train_s`), or less if the learner needs more of them.
         """
         from coordinator.sim.scenario import SimulatedPool
 
-        enough_s = train_s * self.nodes * self.at_once / config.learner.groups_per_update
+        enough_s = train_s * min(1.0, self.nodes * self.at_once / config.learner.groups_per_update)
         return SimulatedPool(
             nodes=self.nodes,
             group_s=self.group_s or enough_s,
@@ -439,7 +439,7 @@ def simulate(
     Nodes, learner and network are simulated: nothing is sampled, trained or sent. Use it to see the effect of a setting
     before a swarm exists: how long the learner waits, the staleness of its rollouts, and the wasted work.
 
-    The result depends most on --train-s and --group-s. Without them it assumes 60 s, and as many groups as the learner
+    The result depends most on --train-s and --group-s. Without them it assumes 60 s, and nodes that give what the learner
     needs. `plan --live` measures both in a running round; `plan --learner --nodes` estimates them from names.
     """
     from coordinator.config import load
@@ -474,8 +474,8 @@ def _assumed_line(file: Path, train_s: float | None, group_s: float | None, assu
     parts = [] if train_s else [f"an update takes {ASSUMED_TRAIN_S:g} s (--train-s)"]
     if not group_s:
         parts.append(
-            f"a node samples a group in {assumed_group_s:.4g} s (--group-s), so that all nodes together give just what "
-            "the learner needs"
+            f"a node samples a group in {assumed_group_s:.4g} s (--group-s), so that all nodes together give what the "
+            "learner needs"
         )
     if not parts:
         return ""

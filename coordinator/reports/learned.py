@@ -112,7 +112,7 @@ def tools_alarm(lately: Sequence[Mapping[str, float]]) -> str:
     return (
         f"{errors / tried:.0%} of the tool calls of the last {UPDATES} updates failed ({tried:.3g} calls for each "
         "sample). Either a tool raises errors or takes too long, or the policy writes calls that are wrong: "
-        "`swarm-coordinator samples show` has what each call returned. Fix the tool in the task's file and launch again."
+        "`swarm-coordinator samples show` has what each call returned. Fix the tool in the task's file; launch again."
     )
 
 

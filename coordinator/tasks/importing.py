@@ -20,7 +20,7 @@ The conversion of a row to a problem: the columns of prompt and answer, and the 
 
 - A prompt is text, or messages `{"role", "content"}`. An answer may have any type; the task gets it as text, and
   rewards get it unchanged.
-- All columns except the prompt are passed to rewards, under their own names and in the types of JSON: moments as text of
+- All columns except the prompt are passed to rewards, under their own names and in the types of JSON: dates, times in
   ISO 8601, durations as seconds, decimals as text, arrays as lists, bytes as the text that they encode. A column with
   other values, such as pictures, is refused by its name.
 """

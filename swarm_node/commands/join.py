@@ -417,9 +417,9 @@ def _fitting(
 ) -> tuple["Choose", "tuple[EngineCard, ...]"]:
     """Return the chooser of the engine, with the precision that fits the round's model, and the cards that can hold it.
 
-    Raise an error if no precision fits, or if the join string is wrong. If the round cannot be reached, or has published
-    no version yet, the agent decides later. `joined` is the number of cards of each engine if another round needs so
-    many.
+    Raise an error if no precision fits, or if the join string is wrong. If the round cannot be reached, or has
+    published no version yet, the agent decides later. `joined` is the number of cards of each engine if another round
+    needs so many.
     """
     import trio
 

@@ -116,6 +116,9 @@ class Origin:
 CHECK = "Check the address and this machine's network connection."
 CHECK_FORM = "Check the port, and whether the address begins with http:// or https://."
 
+ILLEGAL = "illegal "
+"""The beginning of h11's text for an answer that is not HTTP."""
+
 NO_SUCH_HOST = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
@@ -129,6 +132,8 @@ def no_answer(what: str, error: Exception) -> Unreachable:
             return said
     if isinstance(error, httpx.TimeoutException):  # it has no text
         return Unreachable(f"{what}: no answer in time.", hint=CHECK)
+    if isinstance(error, httpx.RemoteProtocolError) and str(error).startswith(ILLEGAL):
+        return WrongAddress(f"{what}: the server there does not speak HTTP.", hint=CHECK_FORM)
     named = f"{type(error).__name__}: {error}".removesuffix(": ").removesuffix(".")
     return Unreachable(f"{what} ({named}).", hint=CHECK_FORM if isinstance(error, httpx.RemoteProtocolError) else CHECK)
 

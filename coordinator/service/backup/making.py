@@ -68,8 +68,9 @@ NOT_SAVED = (
     "standby.lock", "standby.json", "operator.toml", "draft", "auditors", "uploads",
 )  # fmt: skip
 """Names that a launch creates again or does not need; `auditors` and `uploads` have versions that are in `blobs`, too:
-without its upload, the first version after a restore is published in full and not as a patch. `resolved.json` is saved separately, without its password; `operator.toml`, which a restored round has in its folder, is saved as the
-settings file of the backup."""
+without its upload, the first version after a restore is published in full and not as a patch. `resolved.json` is saved
+separately, without its password; `operator.toml`, which a restored round has in its folder, is saved as the settings
+file of the backup."""
 
 FIRST = "learner"
 """Folder that is saved before the store: a checkpoint must not be ahead of its round."""

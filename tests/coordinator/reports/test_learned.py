@@ -1,6 +1,7 @@
 """Figures of what the last updates taught, the time left, and alarms for work that teaches nothing."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -146,8 +147,9 @@ def test_the_components_of_an_environment_with_tools_are_those_that_the_alarm_re
         return at
 
     episode = tool_environment([look], lambda _problem, _completion: 1.0)(Problem("", "", {}))
-    earned = Reward(1.0, "ok", {name: each for name, each in asyncio.run(episode.reward()).items() if name != "score"})
-    figures = reward_columns.figures([reward_columns.stored([earned])])
+    earned = asyncio.run(episode.reward())
+    assert isinstance(earned, Mapping)
+    figures = reward_columns.figures([reward_columns.stored([Reward(1.0, "ok", earned)])])
     assert {learned.TOOL_CALLS, learned.TOOL_ERRORS} <= {f"reward/{name}" for name in figures}
 
 

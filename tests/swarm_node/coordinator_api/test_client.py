@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from queue import Queue
 
 import pytest
@@ -175,6 +176,24 @@ async def test_a_port_where_nobody_listens_refuses_the_connection(scene: Scene) 
         await scene.news()
     assert type(failed.value) is Unreachable
     assert failed.value.message.endswith("does not respond: connection refused. No program listens at this port.")
+
+
+@pytest.mark.trio
+async def test_a_server_of_another_protocol_is_no_coordinator() -> None:
+    """Such as the seeder, whose port is the next one."""
+
+    async def greet(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"\x13/multistream/1.0.0\n\r\n\r\n")
+        await stream.receive_some()
+
+    async with trio.open_nursery() as nursery:
+        listeners: list[trio.SocketListener] = await nursery.start(partial(trio.serve_tcp, greet, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        coordinator = Coordinator(f"http://127.0.0.1:{port}", "a" * 64, NodeKey(b"1" * 32))
+        with pytest.raises(WrongAddress, match="does not speak HTTP"):
+            await coordinator.status()
+        await coordinator.close()
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.trio

@@ -118,6 +118,7 @@ async def test_a_payout_is_logged_once_also_without_a_command(
 ) -> None:
     caplog.set_level("INFO")
     seen = Seen(unit={"name": "EUR", "decimals": 2}, trouble="It hangs.")
+    notifier = OwnerNotifier(command, tmp_path, seen.now)
     for count, paid_micros in ((2, 5_000_000), (3, 7_500_000), (3, 7_500_000)):
         seen.rates = {"payouts": count, "paid_micros": paid_micros}
         notifier = OwnerNotifier(command, tmp_path, seen.now)  # anew, as after a restart

@@ -27,8 +27,8 @@ from coordinator.endpoint import replies
 from coordinator.endpoint.replies import ReplyHead, SampleReply, ServedModel
 from coordinator.endpoint.requests import MODEL, CompletionQuery, model_version, read_chat, read_completion
 from coordinator.endpoint.sample_stream import SampleStream
-from coordinator.service.query_watch import News
 from coordinator.service.round import Round
+from coordinator.service.waiting import News
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import api_keys, queries
 from coordinator.transactions.queries import Query

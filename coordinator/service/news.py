@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from coordinator.service.idle_nodes import IdleNodes
+from coordinator.service.waiting import IdleNodes
 from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
 from coordinator.store.state import Database
 from coordinator.transactions import policy_versions

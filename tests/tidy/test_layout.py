@@ -34,7 +34,6 @@ FRAGMENTS = {
     "coordinator/pages/usage.py": "one page per module",
     "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
-    "coordinator/service/turn_watch.py": "one kind of waiting, as idle_nodes and query_watch beside it",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
     "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",

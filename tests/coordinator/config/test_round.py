@@ -1,4 +1,7 @@
-"""The modes of a round: presets of one configuration, and what each does to leases and batches."""
+"""The modes of a round: presets of one configuration, and what each does to leases and batches.
+
+Settings of messages to the operator: what would fail at each message is refused at once.
+"""
 
 from pathlib import Path
 
@@ -134,3 +137,13 @@ def test_a_broken_key_of_a_local_node_is_named(tmp_path: Path) -> None:
     (local_nodes.homes(config)[0] / "node.key").write_text("half")
     with pytest.raises(ConfigInvalid, match="does not contain a node key"):
         local_nodes.open_keys(config)
+
+
+MAIL = {"mail_from": "swarm@example.org", "smtp": "smtp.example.org:587"}
+
+
+@pytest.mark.parametrize("wrong", ["", "anna", "anna@", "anna@example.org\nBcc: all@example.org", "a@b, c@d"])
+def test_a_receiver_that_is_no_mail_address_is_refused(wrong: str) -> None:
+    parse({"notify": MAIL | {"mail_to": ["anna@example.org"]}})
+    with pytest.raises(ConfigInvalid, match="mail_to"):
+        parse({"notify": MAIL | {"mail_to": [wrong]}})

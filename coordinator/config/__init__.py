@@ -28,7 +28,6 @@ __all__ = [
     "fixed",
     "load",
     "manual",
-    "mistakes",
     "money",
     "parse",
     "reading",

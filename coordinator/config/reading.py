@@ -1,4 +1,4 @@
-"""The reader of the operator's file: an error names every mistake, with its place, what is allowed, and the nearest name.
+"""The reader of the operator's file: an error names every mistake, its place, what is allowed, and the nearest name.
 
 - A wrong value is left out, and the rest is checked again: contradictions are found beside wrong values, except those
   that a left-out value takes part in.

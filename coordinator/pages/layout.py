@@ -1,4 +1,4 @@
-"""Parts common to all pages: the round's names for itself, head, navigation, the strip with its state, tables, and links."""
+"""Parts common to all pages: the round as they name it, head, navigation, the strip with its state, tables, links."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import EngineFailed
+from swarm_node.engine.child import splits
 from swarm_node.engine.choose import EngineOptions, HostMachine
-from swarm_node.engine.described import splits
 from swarm_node.engine.precision import GB, Memory, Model, choose_precision, describe_model, needed_bytes
 from swarm_node.engine.vllm.command import VllmInstallation
 

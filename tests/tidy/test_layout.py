@@ -36,7 +36,6 @@ FRAGMENTS = {
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
-    "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",
     "swarm_node/engine/vllm/step_times.py": "a division that is tested without vLLM's environment",
     "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
     "swarm_node/ledger/audit_report.py": "the form of one document",

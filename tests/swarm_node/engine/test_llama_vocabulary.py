@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from protocol.errors import EngineFailed
-from swarm_node.engine.llama.vocabulary import TEXT, find_rule, read_vocabulary, tokens_by
+from swarm_node.engine.llama.gguf_file import TEXT, find_rule, read_vocabulary, tokens_by
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -40,7 +40,6 @@ FRAGMENTS = {
     "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
     "swarm_node/ledger/audit_report.py": "the form of one document",
     "swarm_node/ledger/listing_check.py": "one check of a log, as ledger_check beside it",
-    "swarm_node/ledger/payouts.py": "the form of one document",
     "swarm_node/owner/live_view.py": "draws on a terminal; its lines are in status_lines",
     "swarm_node/seed.py": "a program of its own: the seeder",
     "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the fetcher that acts on it",

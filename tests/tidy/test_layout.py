@@ -38,7 +38,6 @@ FRAGMENTS = {
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
     "swarm_node/engine/vllm/step_times.py": "a division that is tested without vLLM's environment",
     "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
-    "swarm_node/ledger/audit_report.py": "the form of one document",
     "swarm_node/ledger/listing_check.py": "one check of a log, as ledger_check beside it",
     "swarm_node/owner/live_view.py": "draws on a terminal; its lines are in status_lines",
     "swarm_node/seed.py": "a program of its own: the seeder",

@@ -41,7 +41,6 @@ FRAGMENTS = {
     "swarm_node/ledger/listing_check.py": "one check of a log, as ledger_check beside it",
     "swarm_node/owner/live_view.py": "draws on a terminal; its lines are in status_lines",
     "swarm_node/seed.py": "a program of its own: the seeder",
-    "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the fetcher that acts on it",
 }
 """Modules below `FRAGMENT_LINES` lines that one other module imports, and why they are not part of it."""
 

@@ -33,8 +33,7 @@ from protocol.people.names import skeleton
 from protocol.policy.description import Fact, Passage, Title, require_visible_line
 from protocol.text.plain import visible
 from protocol.wire.message import Message
-from protocol.wire.signed_json import check_signed, read_object, sign_json
-from protocol.wire.signing import NodeKey
+from protocol.wire.signing import NodeKey, check_signed, read_object, sign_json
 
 KIND: Final = "echo-swarm/directory"
 

@@ -26,8 +26,7 @@ from ledger.directory import (
 from protocol.errors import ConfigInvalid, ProofInvalid, SwarmError, named
 from protocol.ids import NodeId
 from protocol.text.plain import counted
-from protocol.wire.signed_json import read_object
-from protocol.wire.signing import NodeKey
+from protocol.wire.signing import NodeKey, read_object
 from swarm_node.base import clock
 from swarm_node.base.disk import write_durably
 from swarm_node.commands.finding import prove

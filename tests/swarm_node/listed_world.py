@@ -13,8 +13,7 @@ from ledger.entry import Deposit, Entry
 from ledger.listing import LIFETIME_MS, OpenListing, open_listing
 from protocol.policy.description import RoundDescription
 from protocol.text.money import Unit
-from protocol.wire.signed_json import canonical_json
-from protocol.wire.signing import NodeKey, to_sign
+from protocol.wire.signing import NodeKey, canonical_json, to_sign
 from tests.ledger.values import batch, credit, deposit, paid, payout, post
 from tests.swarm_node.log_world import NOW, Log
 

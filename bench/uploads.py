@@ -23,8 +23,7 @@ from bench.delta import SHAPE, SMALL, make_start
 from bench.harness import Bench, no_options, quick_from_environment
 from coordinator.base.files import mapped
 from coordinator.publishing import weights
-from echo_swarm.patches import in_published_form, read_published, write_patch
-from echo_swarm.weights import digest_of
+from echo_swarm.weights import digest_of, in_published_form, read_published, write_patch
 from protocol.policy import adapter, delta
 
 RANK = 16

@@ -12,8 +12,7 @@ import torch
 from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
-from echo_swarm.patches import LastSent, PublishedFile, in_published_form, read_published, write_patch
-from echo_swarm.weights import digest_of
+from echo_swarm.weights import LastSent, PublishedFile, digest_of, in_published_form, read_published, write_patch
 from protocol.errors import MalformedMessage
 from protocol.policy import delta
 from swarm_exact.merging import dithered

@@ -2,7 +2,7 @@
 
 - A Qwen3 of 27 million parameters, which the round publishes in bf16, is trained in float32 by AdamW on random tokens,
   as a trainer of one's own would: all weights at two rates, or LoRA adapters that the round publishes as adapters.
-- What is sent is made by the client's own code, `echo_swarm.patches`, and checked as the coordinator checks it: each
+- What is sent is made by the client's own code, `echo_swarm.weights`, and checked as the coordinator checks it: each
   patch must lead to the digest of the whole file.
 - Bytes are exact. The seconds are those that casting and comparing take the trainer, on all cores.
 """

@@ -37,7 +37,7 @@ from coordinator.audit.rounding import Probes, Rounding, drawings, honest_groups
 from coordinator.base.answers import named, pause_s, refusal
 from coordinator.config import Config
 from coordinator.model.watchdog import Watchdog
-from coordinator.publishing.role_keys import RoleKeys
+from coordinator.publishing.signed_metadata import RoleKeys
 from coordinator.rules import calibration
 from coordinator.rules.calibration import POSITIONS_MIN, Calibration
 from coordinator.rules.replay import Prefill, Scored

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import LEDGER, RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import LEDGER, RoleKeys, SignedMetadata
 from ledger.directory import (
     DAY_MS,
     DIRECTORY_MAX_BYTES,

@@ -17,8 +17,7 @@ from coordinator.api.public import OTHERS_MAX
 from coordinator.app import every
 from coordinator.cli import app
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
+from coordinator.publishing.signed_metadata import RoleKeys, SignedMetadata, utc_now
 from coordinator.store.tables import nodes
 from ledger import proof, store
 from ledger.book import BookBroken

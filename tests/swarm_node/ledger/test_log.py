@@ -10,8 +10,7 @@ import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import LEDGER, RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import LEDGER, RoleKeys, SignedMetadata
 from ledger import proof, witness
 from ledger.entry import Entry
 from ledger.note import KeyKind, NoteKey

@@ -25,8 +25,7 @@ from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
 from coordinator.service.agent_sessions import AgentSessions
-from coordinator.service.newest_policy import NewestPolicy
-from coordinator.service.news import RoundNews
+from coordinator.service.news import NewestPolicy, RoundNews
 from coordinator.service.offered_versions import OfferedVersions
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication

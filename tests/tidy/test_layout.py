@@ -32,7 +32,6 @@ FRAGMENTS = {
     "coordinator/learner/state_root.py": "the specification of a state's root, which the log relies on",
     "coordinator/pages/feed.py": "one page per module",
     "coordinator/pages/usage.py": "one page per module",
-    "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",

@@ -47,6 +47,7 @@ from protocol.work.messages import (
     VersionRequest,
     seal_request,
 )
+from swarm_node.base.clock import now_ms
 from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, no_answer, read_at_most, retry_after_s
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class Coordinator:
             round_id=self._round_id,
             path=path,
             nonce=secrets.token_bytes(limits.NONCE_BYTES),
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=now_ms(),
             body=message,
         )
         return kind.from_bytes(await self._read("POST", path, request, limits.MESSAGE_MAX_BYTES))

@@ -22,7 +22,7 @@ from typing import TypeVar
 import httpx
 from blake3 import blake3
 
-from coordinator.base.answers import named, pause_s, refusal
+from coordinator.base.answers import named, refusal
 from protocol import limits
 from protocol.errors import ChunkMismatch, ManifestInvalid, Unreachable
 from protocol.wire import canonical
@@ -190,7 +190,7 @@ class CoordinatorClient:
             except Unreachable as error:
                 if not failures:
                     self._absence.enter(error)
-                time.sleep(pause_s(failures))  # no event tells that the coordinator is back
+                time.sleep(limits.retry_pause_s(failures))  # no event tells that the coordinator is back
                 failures += 1
                 continue
             if failures:

@@ -36,6 +36,7 @@ from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 
 from coordinator.base.files import make_folder, write_durably
 from protocol.errors import ConfigInvalid, Unreachable
+from protocol.limits import retry_pause_s
 from protocol.policy.origin import document_path
 
 PATIENCE = aiohttp.ClientTimeout(total=60.0, sock_connect=10.0)
@@ -212,7 +213,7 @@ class Mirror:
                     if not failures:
                         log.error("upload failed, retrying: %s", error)
                     self._failing = True
-                    await asyncio.sleep(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
+                    await asyncio.sleep(retry_pause_s(failures, self._pauses_s))
                     failures += 1
                     continue
                 if failures:

@@ -337,7 +337,7 @@ class EnginePool:
         """Record a card's failure, and take its groups."""
         engine.loaded, engine.tried, engine.error = None, target, error
         engine.failures += 1
-        pause_s = CARD_PAUSES_S[min(engine.failures, len(CARD_PAUSES_S)) - 1]
+        pause_s = limits.retry_pause_s(engine.failures - 1, CARD_PAUSES_S)
         engine.retry_at = trio.current_time() + pause_s
         if engine.failures >= CARD_FAILURES_MAX:
             engine.barred = target

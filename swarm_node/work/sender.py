@@ -32,10 +32,6 @@ ROLLOUT_BYTES_PER_REQUEST = limits.MESSAGE_MAX_BYTES // 2
 BEGIN_S = 0.02
 """Longest wait of the worker for the sender, which may wait for the answer to its last request."""
 
-PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Pauses between attempts while the coordinator does not accept rollouts; the last is repeated."""
-
-
 AddTurns = Callable[[Sequence[Lease]], Awaitable[None]]
 """Starts or returns the leases of next turns."""
 
@@ -107,7 +103,7 @@ class Sender:
             self._woken = trio.Event()
             sent = await self._try_to_send(add_turns)
             if sent is None:
-                with trio.move_on_after(PAUSES_S[min(failures, len(PAUSES_S) - 1)]):
+                with trio.move_on_after(limits.retry_pause_s(failures)):
                     await self._hurried.wait()
                 self._hurried = trio.Event()
                 failures += 1

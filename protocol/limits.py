@@ -8,6 +8,12 @@ from collections.abc import Sequence
 
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
+GB = 10**9
+"""A decimal gigabyte, as network providers and makers of cards count."""
+
+HOUR_S, HOUR_MS = 3600, 3_600_000
+DAY_S, DAY_MS = 24 * HOUR_S, 24 * HOUR_MS
 
 MESSAGE_MAX_BYTES = 8 * MIB
 """Any canonical message: 64 samples x 8,192 tokens x 8 bytes is 4 MiB, and the envelope must fit beside it."""

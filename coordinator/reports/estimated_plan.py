@@ -25,9 +25,8 @@ from coordinator.reports.planning import Inputs, plan, ways
 from coordinator.rules import hardware
 from coordinator.rules.hardware import DecoderShape
 from protocol.errors import ConfigInvalid
+from protocol.limits import GIB, HOUR_S
 from protocol.text.plain import counted
-
-GIB = 2**30
 
 TASKS = {
     "arithmetic": (16, (4, 8)),
@@ -347,9 +346,6 @@ def _nodes(needed: dict[str, Any]) -> str:
     if needed["high"] is None:
         return f"{needed['middle']} ({needed['low']} at best; in the worst case no number is enough: use a larger S)"
     return f"{needed['middle']} ({needed['low']} to {needed['high']})"
-
-
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)

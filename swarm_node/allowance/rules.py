@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from protocol import limits as bounds
+from protocol.limits import GB
 from protocol.text.money import unitless_price
 from swarm_node.allowance.settings import CardLimits, Limits
 
@@ -26,8 +27,6 @@ AT_ONCE: frozenset[Why] = frozenset({"paused", "idle", "battery", "heat"})
 BREAKS: frozenset[Why] = frozenset({"power", "heat"})
 """Reasons that end within minutes, so that loading the engine again would cost more than keeping it."""
 
-GB = 10**9
-"""Decimal gigabyte, as network providers count."""
 
 POWER_RESUME_SHARE = 0.9
 """The share of the limit to which the mean must fall before work resumes, to avoid rapid changes."""

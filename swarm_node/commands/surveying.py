@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 import trio
 
 from ledger.directory import (
-    DAY_MS,
     DIRECTORY_MAX_BYTES,
     Directory,
     KnownRound,
@@ -25,6 +24,7 @@ from ledger.directory import (
 )
 from protocol.errors import ConfigInvalid, ProofInvalid, SwarmError, named
 from protocol.ids import NodeId
+from protocol.limits import DAY_MS
 from protocol.text.plain import counted
 from protocol.wire.signing import NodeKey, read_object
 from swarm_node.base import clock

@@ -11,7 +11,6 @@ import pytest
 from coordinator.publishing import rotation
 from coordinator.publishing.signed_metadata import LEDGER, RoleKeys, SignedMetadata
 from ledger.directory import (
-    DAY_MS,
     DIRECTORY_MAX_BYTES,
     SIGHTINGS_MAX,
     KnownRound,
@@ -36,6 +35,7 @@ from protocol.errors import (
     UntrustedMetadata,
     UntrustedRoot,
 )
+from protocol.limits import DAY_MS
 from protocol.text.money import Unit
 from protocol.wire.signing import NodeKey
 from tests.ledger.values import credit

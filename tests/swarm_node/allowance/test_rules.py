@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigInvalid
-from protocol.limits import CHUNK_MAX_BYTES
+from protocol.limits import CHUNK_MAX_BYTES, GB
 from swarm_node.allowance import settings
-from swarm_node.allowance.rules import GB, CardReadings, Decision, Readings, decide, decide_card, within
+from swarm_node.allowance.rules import CardReadings, Decision, Readings, decide, decide_card, within
 from swarm_node.allowance.settings import Limits, checked
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)

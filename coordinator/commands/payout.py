@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.base.clock import now_ms
-from coordinator.commands.asking import launched, opened_store, require_round
+from coordinator.commands.asking import launched, opened_store
 from coordinator.commands.options import AsJson, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from coordinator.config.money import RailUnit, find_rail_unit, payable_units
 from protocol.errors import ConfigInvalid, PayoutFailed
 from protocol.text.commands import lesson
@@ -213,7 +213,7 @@ def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
     from coordinator.publishing.signed_metadata import SignedMetadata
 
     folder = config.round.directory
-    require_round(config)
+    fixed.require_round(folder)
     metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
     with closing(opened_store(config)) as database:
         yield database, metadata.round_id

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from protocol.errors import ConfigInvalid, OutOfOrder
 from protocol.text.commands import lesson
 from protocol.text.plain import counted
@@ -195,16 +195,15 @@ def publish(
     """
     from coordinator.audit.case import RoundArchive
     from coordinator.base.files import make_folder
-    from coordinator.commands.asking import launched, require_round
     from coordinator.service import publication
 
     config = load(config_file, settings)
-    require_round(config)
+    ran = fixed.load_resolved(config.round.directory)
     if not folder.is_dir():
         raise ConfigInvalid(f"There is no folder {folder}.", hint="`swarm-coordinator export` writes one.")
     uploads = make_folder(config.round.directory / "uploads")
     name = publication.stage_name()
-    archive = RoundArchive(launched(config))
+    archive = RoundArchive(ran)
     with TemporaryDirectory(prefix=f"{name}.", dir=uploads) as scratch, closing(archive):
         newest, _ = archive.read(publication.where_it_stands)
         current = Path(scratch) / "current"

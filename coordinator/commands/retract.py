@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.commands.asking import ask, launched, require_round
+from coordinator.commands.asking import ask, launched
 from coordinator.commands.options import AsJson, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.text.plain import counted
 
@@ -79,7 +79,7 @@ def retract(
             return
     else:
         launch.forget_ranks()
-    require_round(config)
+    fixed.require_round(config.round.directory)
     _require_replayable(config)
     if not dry_run and not reason:
         raise ConfigInvalid("A retraction needs a reason.", hint="Add --reason 'TEXT', or --dry-run for the plan only.")

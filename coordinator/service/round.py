@@ -135,10 +135,7 @@ class Round:
     @classmethod
     def beside(cls, folder: Path) -> "Round":
         """Open the round in `folder` that another process leads, with the settings of that process."""
-        resolved = folder / "resolved.json"
-        if not resolved.exists():
-            raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator launch`.")
-        config = Config.model_validate_json(resolved.read_text())
+        config = fixed.load_resolved(folder)
         if not config.store.url:
             raise ConfigInvalid(
                 "A round on SQLite can be served by one process only.", hint="Create it with store.url=postgresql://…"

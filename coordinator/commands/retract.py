@@ -224,8 +224,8 @@ def lines(config: Config, archive: "RoundArchive", found: "RetractionPlan", desc
         yield f"{counted(len(found.emptied), 'update')} had no other groups, and will change nothing."
     if described["seconds"] is not None:
         yield (
-            f"This takes about {duration_text(described['seconds'])}: {counted(found.updates, 'update')} at the learner's "
-            "pace, and longer if the learner trains on the same device meanwhile."
+            f"This takes about {duration_text(described['seconds'])}: {counted(found.updates, 'update')} at the "
+            "learner's pace, and longer if the learner trains on the same device meanwhile."
         )
     changed = archive.read(retractions.settings_digests, found.start.update + 1, found.last)
     if len(changed) > 1:

@@ -24,7 +24,7 @@ from protocol.errors import ERRORS
 from protocol.people import owner
 from protocol.policy.origin import OriginList
 from protocol.wire.message import Message
-from protocol.work import auditing, learning, messages
+from protocol.work import appeal, auditing, learning, messages
 
 Kind = type[Message]
 Routes = Sequence[web.AbstractRouteDef]
@@ -65,7 +65,7 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/auditor/verdicts": (auditing.Verdicts, None),
     "/v1/origins": (None, OriginList),
     "/v1/probe/upload": (None, messages.Uploaded),
-    "/v1/appeals": (None, auditing.AppealReply),
+    "/v1/appeals": (None, appeal.AppealReply),
     "/v1/training/batches/{number}": (None, learning.KeptBatch),
     "/v1/receipts": (proof.ReceiptsRequest, proof.LedgerReceipts),
     "/v1/ledger/cosigned": (None, witness.Cosigned),

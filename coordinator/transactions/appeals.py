@@ -37,7 +37,7 @@ from protocol.errors import BudgetExhausted, KeyRevoked, LeaseOfAnother, Message
 from protocol.ids import NodeId
 from protocol.policy import chunks
 from protocol.wire.signing import Envelope
-from protocol.work.auditing import Appeal, AppealReply, Standing, open_appeal
+from protocol.work.appeal import Appeal, AppealReply, Standing, open_appeal
 
 Ruled = Literal["granted", "denied"]
 

@@ -15,7 +15,7 @@ from swarm_node.commands.keys import PassphraseFd, PassphraseFile, unlocked
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
 if TYPE_CHECKING:
-    from protocol.work.auditing import AppealReply
+    from protocol.work.appeal import AppealReply
 
 EXIT_CODES = "Exit codes: 0 recorded, now or before; 1 failed or nothing was taken, 2 wrong usage."
 
@@ -35,7 +35,7 @@ def appeal(
     """Appeal against what a fault or a ban took from this node: once, for all that it took; the operator rules."""
     import trio
 
-    from protocol.work.auditing import Appeal, seal_appeal
+    from protocol.work.appeal import Appeal, seal_appeal
     from swarm_node.commands.why import round_of_lease
     from swarm_node.coordinator_api import last_round
     from swarm_node.coordinator_api.client import Coordinator

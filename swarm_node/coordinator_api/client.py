@@ -25,7 +25,8 @@ from protocol.policy.origin import OriginList
 from protocol.wire import canonical
 from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey
-from protocol.work.auditing import AppealReply, Explanations, Why
+from protocol.work.appeal import AppealReply
+from protocol.work.auditing import Explanations, Why
 from protocol.work.messages import (
     Dial,
     Dialled,

@@ -33,7 +33,8 @@ from protocol.errors import (
 )
 from protocol.people.owner import Delegation, Revocation, seal_statement
 from protocol.wire.signing import NodeKey
-from protocol.work.auditing import Appeal, AppealReply, Explanation, Explanations, Why, seal_appeal
+from protocol.work.appeal import Appeal, AppealReply, seal_appeal
+from protocol.work.auditing import Explanation, Explanations, Why
 from tests.coordinator.served import serve
 from tests.coordinator.transactions.test_escrow import HALF, earn, entries, let_be_drawn, voids
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World

@@ -21,7 +21,7 @@ from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import appeals, standings, tally
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
-from protocol.work.auditing import Appeal, seal_appeal
+from protocol.work.appeal import Appeal, seal_appeal
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer
 
 BUDGET = 10_000

@@ -11,7 +11,8 @@ from protocol.errors import BadSignature, MalformedMessage, RequestExpired, Swar
 from protocol.wire import canonical, generation
 from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey
-from protocol.work.auditing import Appeal, Why
+from protocol.work.appeal import Appeal
+from protocol.work.auditing import Why
 from protocol.work.messages import (
     FetchPlan,
     Heartbeat,

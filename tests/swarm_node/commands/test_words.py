@@ -7,7 +7,8 @@ import pytest
 from protocol.people.owner import Earnings, NodeEarnings
 from protocol.text.money import CREDITS, EarningPace, Unit
 from protocol.wire.signing import NodeKey
-from protocol.work.auditing import AppealReply, Explanation
+from protocol.work.appeal import AppealReply
+from protocol.work.auditing import Explanation
 from swarm_node.commands import appeal, keys
 from swarm_node.commands.why import lines
 from swarm_node.coordinator_api.client import Coordinator

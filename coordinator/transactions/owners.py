@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from coordinator.store.rows import read_rows
 from coordinator.store.tables import leases, nodes, statements
 from coordinator.transactions import leases as lease_table
-from coordinator.transactions import registry, standings
+from coordinator.transactions import naming, standings
 from ledger import store
 from ledger.accounts import OF_A_NODE, AccountKind
 from ledger.book import BookBroken, EntryOutcome
@@ -153,7 +153,7 @@ def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int
     about = statements.c.node_id.in_([row.node_id for row in first])
     _enter(connection, {row.owner for row in first}, about, now_ms)
     for row in first:
-        registry.contest_name(connection, row.node_id)
+        naming.contest_name(connection, row.node_id)
 
 
 def addresses_per_day(validated_groups: int) -> int:

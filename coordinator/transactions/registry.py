@@ -1,4 +1,4 @@
-"""Registration, heartbeats and single-use nonces of nodes, their names, and the addresses where others dial them.
+"""Registration, heartbeats and single-use nonces of nodes, and the addresses at which others can dial them.
 
 - A node that listens on every address does not know which of them others see; the coordinator sees the caller's.
 - A loopback address is of use to nodes on the same machine only: it counts if coordinator and node share the machine.
@@ -7,34 +7,21 @@
 - An address that nobody can dial, such as one with port 0 or a multicast address, is rejected: only a faulty or hostile
   node names it.
 - Behind a proxy the caller's address is unknown, and the addresses that a node names are used as they are.
-
-Some names are shown alone, and some with the end of the node's id.
-
-1. A name is stored as it is shown: plain (`protocol.people.names`), and with the node's id where readers could be
-   misled.
-2. Of all names that look alike, those of one owner are shown alone, on as many nodes as the owner likes. The rows of
-   these nodes have the skeleton.
-3. That is the first owner with the name, until one who has earned something asks for it: keys are free, so a name that
-   nobody holds by work can be gained by work. Among owners who have earned, the first keeps it.
-4. No name keeps a node from joining; a node with a default name, which many machines have, is shown with its id.
 """
 
 from collections.abc import Sequence, Set
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from coordinator.store.tables import LEFT, fleet, is_alive, nodes, nonces, transfers, trust
-from coordinator.transactions import owners, standings
+from coordinator.transactions import naming, owners, standings
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.breach import different
 from protocol.errors import KeyRevoked, MalformedMessage, NonceReplayed, NotInvited, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
-from protocol.limits import NAME_MAX_CHARS
-from protocol.people import names
 from protocol.people.addresses import IP, host_and_port, ip_of, is_loopback_name, why_undialable
-from protocol.people.names import nickname
 from protocol.text.money import CREDITS, Unit
 from protocol.work.messages import Heartbeat, Register, Transfer
 
@@ -186,7 +173,7 @@ def register(
     require_node(connection, node)
     if message.delegation is not None:
         owners.delegate(connection, node, message.delegation, now_ms=now_ms)
-    record_name(connection, node, message.name)
+    naming.record_name(connection, node, message.name)
 
 
 def require_node(connection: sa.Connection, node: NodeId) -> None:
@@ -267,43 +254,3 @@ def live_nodes(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) 
     """Return the live nodes, each with its first address; empty if it cannot be dialled."""
     live = connection.execute(sa.select(nodes.c.node_id, nodes.c.addresses).where(is_alive(now_ms - silent_after_ms)))
     return {NodeId(node_id): addresses[0] if addresses else "" for node_id, addresses in live}
-
-
-_colleagues = sa.alias(nodes)
-_HAS_EARNED = sa.exists().where(_colleagues.c.owner == nodes.c.owner, _colleagues.c.earned).label("has_earned")
-
-
-def record_name(connection: sa.Connection, node: NodeId, asked: str) -> None:
-    """Store the name of a registered node."""
-    name = names.plain_name(asked) or nickname(node)
-    skeleton = names.skeleton(name)
-    (me,) = connection.execute(sa.select(nodes.c.owner, _HAS_EARNED).where(nodes.c.node_id == node))
-    held = nodes.c.skeleton == skeleton  # by one owner, so any of its nodes stands for all
-    holder = connection.execute(sa.select(nodes.c.owner, _HAS_EARNED).where(held).limit(1)).first()
-    stands_alone = not names.is_imitation(name, node)
-    if stands_alone and holder is not None and holder.owner != me.owner:
-        stands_alone = me.has_earned and not holder.has_earned
-        if stands_alone:
-            connection.execute(sa.update(nodes).where(held).values(name=_WITH_ID, skeleton=None))
-    values: dict[str, Any] = {"name": name, "skeleton": skeleton}
-    if not stands_alone:
-        values = {"name": names.with_id(name, node), "skeleton": None}
-    connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values))
-
-
-def contest_name(connection: sa.Connection, node: NodeId) -> None:
-    """Show the name of a node whose owner has earned something alone, if nobody with the same right has it."""
-    stmt = sa.select(nodes.c.name, nodes.c.skeleton).where(nodes.c.node_id == node)
-    row = connection.execute(stmt).one()
-    if row.skeleton is None:
-        record_name(connection, node, names.without_id(row.name))
-
-
-_KEPT_CHARS = NAME_MAX_CHARS - names.ID_CHARS - 3
-_WITH_ID = (
-    sa.func.rtrim(sa.func.substr(nodes.c.name, 1, _KEPT_CHARS))
-    + " ("
-    + sa.func.substr(nodes.c.node_id, sa.func.length(nodes.c.node_id) - names.ID_CHARS + 1)
-    + ")"
-)
-"""The names of `names.with_id`, for any number of nodes at once."""

@@ -337,7 +337,7 @@ OUTSIDERS = (
     Outsider(
         "names that imitate",
         {
-            "tests/coordinator/transactions/test_registry.py": [
+            "tests/coordinator/transactions/test_naming.py": [
                 "test_a_copy_of_anothers_name_is_shown_with_its_own_id",
                 "test_whoever_imitates_the_operator_or_a_nickname_is_shown_with_its_id",
                 "test_a_squatter_gives_way_to_whoever_has_earned",

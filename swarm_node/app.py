@@ -48,12 +48,12 @@ from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.lease_offers import LeaseOffers
 from swarm_node.work.lease_pacing import LeasePacing, NodePace
-from swarm_node.work.outbox import Outbox, RolloutWriter
+from swarm_node.work.outbox import Outbox
 from swarm_node.work.progress_reporter import ProgressReporter
 from swarm_node.work.pulse import Pulse
 from swarm_node.work.rejections import FOLDER, Rejections
 from swarm_node.work.round_engine import RoundEngine
-from swarm_node.work.sender import Sender
+from swarm_node.work.sender import RolloutWriter, Sender
 from swarm_node.work.verdicts import VerdictRecorder
 from swarm_node.work.worker import Worker
 

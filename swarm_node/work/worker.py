@@ -44,11 +44,10 @@ from swarm_node.versions.follower import PolicyFollower
 from swarm_node.work.engine_turn import LEND_AFTER_S, REQUEST_AGAIN_S
 from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_offers import LeaseOffers
-from swarm_node.work.outbox import RolloutWriter
 from swarm_node.work.progress_reporter import REPORT_EVERY_S, ProgressReporter
 from swarm_node.work.pulse import Gate, Phase
 from swarm_node.work.round_engine import RoundEngine, VersionFailures
-from swarm_node.work.sender import Sender
+from swarm_node.work.sender import RolloutWriter, Sender
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -42,8 +41,6 @@ from ledger.note import NoteKey
 from protocol.errors import ConfigInvalid
 from protocol.policy import root_document
 from protocol.policy.manifest import Sampler
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -87,9 +87,8 @@ class Decision(NamedTuple):
 
     reasons: tuple[LimitReason, ...] = ()
     """Reasons against working; empty: it may work."""
-    may_upload: bool = True
     no_upload: str = ""
-    """Reason why it may not upload."""
+    """Reason why it may not upload; empty: it may."""
 
     @property
     def may_work(self) -> bool:
@@ -127,8 +126,7 @@ def decide(limits: Limits, seen: Readings, cards: Mapping[int, Decision] = NO_CA
             for number, card in cards.items()
             for reason in card.reasons
         )
-    no_upload = _no_upload(limits, seen)
-    return Decision(reasons, not no_upload, no_upload)
+    return Decision(reasons, _no_upload(limits, seen))
 
 
 def decide_card(number: int, limits: Limits, seen: CardReadings) -> Decision:

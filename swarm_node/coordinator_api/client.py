@@ -25,8 +25,6 @@ from protocol.policy.origin import OriginList
 from protocol.wire import canonical
 from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey
-from protocol.work.appeal import AppealReply
-from protocol.work.auditing import Explanations, Why
 from protocol.work.messages import (
     Dial,
     Dialled,
@@ -54,6 +52,8 @@ from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, no_an
 if TYPE_CHECKING:
     from ledger.payout_proof import PayoutReply
     from ledger.witness import CosignatureReply
+    from protocol.work.appeal import AppealReply
+    from protocol.work.auditing import Explanations, Why
 
 M = TypeVar("M", bound=Message)
 
@@ -129,8 +129,10 @@ class Coordinator:
         envelope = self._key.seal("receipt", receipt.to_bytes())
         return await self._call("/v1/fetched", Fetched(receipt=envelope), HeartbeatReply)
 
-    async def why(self, message: Why) -> Explanations:
+    async def why(self, message: "Why") -> "Explanations":
         """Request the outcome of this node's leases."""
+        from protocol.work.auditing import Explanations
+
         return await self._call("/v1/verdicts", message, Explanations)
 
     async def earnings(self) -> Earnings:
@@ -147,8 +149,10 @@ class Coordinator:
         """Send an owner's signed statement."""
         return StatementReply.from_bytes(await self._read("POST", "/v1/owners", statement, limits.MESSAGE_MAX_BYTES))
 
-    async def appeal(self, appeal: bytes) -> AppealReply:
+    async def appeal(self, appeal: bytes) -> "AppealReply":
         """Send a signed appeal of a node or its owner against a fault or a ban."""
+        from protocol.work.appeal import AppealReply
+
         return AppealReply.from_bytes(await self._read("POST", "/v1/appeals", appeal, limits.MESSAGE_MAX_BYTES))
 
     async def cosign(self, note: bytes) -> "CosignatureReply":

@@ -36,8 +36,7 @@ from protocol.work.rollout import unpack_tokens
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama import weights
-from swarm_node.engine.llama.decoder import LlamaContext, NumpyLogits
-from swarm_node.engine.llama.engine import LlamaEngine
+from swarm_node.engine.llama.engine import LlamaContext, LlamaEngine, NumpyLogits
 from swarm_node.engine.llama.ggml import Type
 from swarm_node.engine.llama.model import LlamaModel
 from swarm_node.engine.llama.recipes import recipe_of

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from bench.harness import Bench, quick_from_environment
 from coordinator.rules.fleet_choice import FleetRules
-from coordinator.sim.outcome import SimulationOutcome
-from coordinator.sim.report import figures
+from coordinator.sim.report import SimulationOutcome, figures
 from coordinator.sim.scenario import Links, Scenario, SimulatedPool
 from coordinator.sim.world import Simulation
 

@@ -2,7 +2,7 @@
 
 - A Qwen3 of 27 million parameters, which the round publishes in bf16, is trained in float32 by AdamW on random tokens,
   as a trainer of one's own would: all weights at two rates, or LoRA adapters that the round publishes as adapters.
-- What is sent is made by the client's own code, `echo_swarm.patches`, and checked as the coordinator checks it: each
+- What is sent is made by the client's own code, `echo_swarm.weights`, and checked as the coordinator checks it: each
   patch must lead to the digest of the whole file.
 - Bytes are exact. The seconds are those that casting and comparing take the trainer, on all cores.
 """
@@ -23,8 +23,7 @@ from bench.delta import SHAPE, SMALL, make_start
 from bench.harness import Bench, no_options, quick_from_environment
 from coordinator.base.files import mapped
 from coordinator.publishing import weights
-from echo_swarm.patches import in_published_form, read_published, write_patch
-from echo_swarm.weights import digest_of
+from echo_swarm.weights import digest_of, in_published_form, read_published, write_patch
 from protocol.policy import adapter, delta
 
 RANK = 16

@@ -67,11 +67,11 @@ from coordinator.transactions import (
     leases,
     links,
     lottery,
-    owners,
     queries,
     registry,
 )
 from ledger.book import BookBroken
+from protocol.limits import DAY_MS
 from protocol.policy.phrase import phrase
 from protocol.tasks import Judging
 from protocol.text.plain import counted
@@ -326,7 +326,7 @@ async def _sweep(round_: Round, best: Best) -> None:
 
 async def _forget_queries(round_: Round) -> None:
     """Delete old queries of the endpoint, a few at a time: nodes' requests go between."""
-    kept_ms = int(round_.config.store.queries_d * owners.DAY_MS)
+    kept_ms = int(round_.config.store.queries_d * DAY_MS)
     while kept_ms and (old := await round_.database.read(queries.find_old, now_ms() - kept_ms)):
         await round_.database.run(queries.forget, old)
         log.info(

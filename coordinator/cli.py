@@ -400,10 +400,10 @@ def _words(options: str) -> tuple[str, ...]:
 
 def _config_of(source: Path, settings: list[str]) -> "Config":
     """Return the configuration of a file with settings on top, or that of the round in a folder."""
-    from coordinator.config import Config, load
+    from coordinator.config import fixed, load
 
     if source.is_dir():
-        return Config.model_validate_json((source / "resolved.json").read_text())
+        return fixed.load_resolved(source)
     return load(source, settings)
 
 

@@ -1,7 +1,7 @@
 """The client of the swarm for asyncio.
 
 - Each prompt is a request of its own: one that a node answers late delays no other, and its version is exact.
-- A version is sent as patches from the one that was sent before it, where the round still has that (`patches`).
+- A version is sent as patches from the one that was sent before it, where the round still has that (`weights`).
 - While the round has no room, or does not answer, a request is repeated, until `patience_s` is over.
 """
 
@@ -16,9 +16,16 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from echo_swarm.patches import LastSent, PublishedFile, in_published_form, read_published, size_of, write_patch
 from echo_swarm.rollouts import Budget, Rollout, Versions, read_budget, read_rollout, read_versions
-from echo_swarm.weights import files_to_send
+from echo_swarm.weights import (
+    LastSent,
+    PublishedFile,
+    files_to_send,
+    in_published_form,
+    read_published,
+    size_of,
+    write_patch,
+)
 from protocol.errors import (
     ERRORS,
     ConfigInvalid,

@@ -7,7 +7,7 @@
 - A payout needs its batch in the book first. The payouts of a batch sum to its amount, and leave each of its payees at
   least a micro-unit; none is paid before they sum to the whole amount.
 - Conservation is asserted twice: `step` on the accounts it moves, which keeps it for the whole book by induction;
-  `check` over a whole book, with every account of a node against its claims. `apply` does both.
+  `check` over a whole book, with every account of a node against its claims.
 - A broken invariant is our bug or a damaged store, never the fault of a claim: it raises `BookBroken` and stops the
   program.
 """
@@ -152,19 +152,6 @@ class BookState(NamedTuple):
 
 
 _EMPTY = BookState()
-
-
-def apply(state: BookState, entry: Entry) -> tuple[BookState, EntryOutcome]:
-    """Return the whole book after an entry, checked, and the outcome."""
-    changed, outcome = step(state, entry)
-    after = BookState(
-        {**state.balances, **changed.balances},
-        {**state.claims, **changed.claims},
-        {**state.once, **changed.once},
-        {**state.batches, **changed.batches},
-    )
-    check(after)
-    return after, outcome
 
 
 class Folding:

@@ -29,12 +29,12 @@ from ledger.listing import CLOCKS_DIFFER_MS, Micros, Milliseconds, OpenListing, 
 from protocol import limits
 from protocol.errors import MalformedMessage, MetadataExpired, NotWitnessed, ProofInvalid, SwarmError, UntrustedMetadata
 from protocol.ids import Hex64, NodeId
+from protocol.limits import DAY_MS
 from protocol.people.names import skeleton
 from protocol.policy.description import Fact, Passage, Title, require_visible_line
 from protocol.text.plain import visible
 from protocol.wire.message import Message
-from protocol.wire.signed_json import check_signed, read_object, sign_json
-from protocol.wire.signing import NodeKey
+from protocol.wire.signing import NodeKey, check_signed, read_object, sign_json
 
 KIND: Final = "echo-swarm/directory"
 
@@ -49,7 +49,6 @@ SIGHTINGS_MAX = 40
 LISTING_MAX_BYTES = 256 * limits.KIB
 """The size of one listing: eighty root documents, or the checkpoints of all witnesses."""
 
-DAY_MS = 24 * 3_600_000
 LIFETIME_MAX_MS = 31 * DAY_MS
 
 

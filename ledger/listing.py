@@ -37,7 +37,7 @@ from protocol.policy import root_document
 from protocol.policy.description import Fact, RoundDescription
 from protocol.text.money import Unit
 from protocol.wire.message import Message
-from protocol.wire.signed_json import check_signed
+from protocol.wire.signing import check_signed
 
 KIND: Final = "echo-swarm/listing"
 

@@ -143,16 +143,10 @@ def check_receipt(data: bytes, round_id: str) -> tuple[Checkpoint, list[Entry]]:
     return checkpoint, [parse(item.entry) for item in receipt.entries]
 
 
-def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Settlement | None]:
-    """Check a receipt of a claim; return its credit, and its settlement if it was settled by then."""
-    _, entries = check_receipt(data, round_id)
-    return _claim_of(entries, claim_id)
-
-
 def check_claims(receipts: LedgerReceipts, round_id: str) -> dict[str, tuple[Pending, Settlement | None]]:
     """Check the receipts of many claims; return the credit and the settlement of each that has entries.
 
-    Each claim is checked as `check_claim` does; a checkpoint, which many claims share, is checked once.
+    A checkpoint, which many claims share, is checked once.
     """
     keys = ledger_keys(receipts.roots, round_id)
     checkpoints = [open_checkpoint(note, keys) for note in receipts.checkpoints]

@@ -4,8 +4,16 @@
 - A higher limit lets an untrusted sender cost us more: say here why the new value is safe.
 """
 
+from collections.abc import Sequence
+
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
+GB = 10**9
+"""A decimal gigabyte, as network providers and makers of cards count."""
+
+HOUR_S, HOUR_MS = 3600, 3_600_000
+DAY_S, DAY_MS = 24 * HOUR_S, 24 * HOUR_MS
 
 MESSAGE_MAX_BYTES = 8 * MIB
 """Any canonical message: 64 samples x 8,192 tokens x 8 bytes is 4 MiB, and the envelope must fit beside it."""
@@ -438,3 +446,12 @@ TINKER_NAME_MAX_CHARS = 100
 
 ROUNDS_PER_AGENT_MAX = 8
 """Rounds in which one agent takes part: each has its own port, and a node's firewall rule names eight."""
+
+RETRY_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Pauses of what is tried again without end: a program that restarts is missed for little longer than it takes, and one
+that is away for hours gets a request every ten seconds from each of those who wait for it."""
+
+
+def retry_pause_s(failures: int, pauses_s: Sequence[float] = RETRY_PAUSES_S) -> float:
+    """Return the pause after a failure, before which there were `failures` in a row; the last pause is repeated."""
+    return pauses_s[min(failures, len(pauses_s) - 1)]

@@ -66,7 +66,7 @@ class RowProducts:
         threads = torch.get_num_threads()
         for times, inputs in every:
             rows = numbers((tallest, inputs), device)
-            with _threads(1):
+            with _one_thread():
                 expected = times(rows)
             if not torch.equal(times(rows.roll(1, 0)), expected.roll(1, 0)):
                 agreeing.clear()
@@ -106,9 +106,9 @@ class RowProducts:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -171,7 +171,7 @@ def attend_spans(
     """Do the same as `attend` for tokens in spans."""
     mixed = []
     for span in parts:
-        with _threads(1) if span.tokens < serial else nullcontext():
+        with _one_thread() if span.tokens < serial else nullcontext():
             mixed.append(_attend(query[span.at], keys, values, span))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
@@ -190,7 +190,7 @@ def serial_below(kv_heads: int, heads: int, head: int, device: torch.device, att
     def some(count: int) -> torch.Tensor:
         return attention(query[:count], cache[0], cache[1], row[:count], places[:count])
 
-    with _threads(1):
+    with _one_thread():
         expected = some(most)
         if not all(torch.equal(some(count), expected[:count]) for count in TOKENS_COMPARED):
             raise EngineFailed(

@@ -52,9 +52,8 @@ from swarm_node.work.outbox import Outbox
 from swarm_node.work.progress_reporter import ProgressReporter
 from swarm_node.work.pulse import Pulse
 from swarm_node.work.rejections import FOLDER, Rejections
-from swarm_node.work.rollout_writer import RolloutWriter
 from swarm_node.work.round_engine import RoundEngine
-from swarm_node.work.sender import Sender
+from swarm_node.work.sender import RolloutWriter, Sender
 from swarm_node.work.verdicts import VerdictRecorder
 from swarm_node.work.worker import Worker
 

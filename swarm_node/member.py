@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 import trio
 
 from ledger.witness import Witnesses
+from protocol.limits import GB
 from protocol.people.addresses import host_and_port
 from protocol.wire.signing import NodeKey
 from swarm_node.allowance import settings as allowance
 from swarm_node.allowance.governor import UploadCounter
-from swarm_node.allowance.rules import GB
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
 from swarm_node.coordinator_api.client import Coordinator

@@ -5,7 +5,6 @@
 - A version is reported when its files are complete: every chunk and every file's digest has been checked.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,8 +16,6 @@ from swarm_node.member import MemberSettings, cancel_on_signal, open_home, open_
 from swarm_node.versions.fetcher import Traffic
 from swarm_node.versions.follower import PolicyFollower
 from swarm_node.work.pulse import Phase, Pulse
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.api.guard import BOUNDS
-from coordinator.api.http import ROUND, asked_number, body, error_headers, read_for_key, require_key
+from coordinator.api.http import ROUND, asked_days, body, error_headers, read_for_key, require_key
 from coordinator.base.clock import now_ms
 from coordinator.endpoint import replies
 from coordinator.endpoint.replies import ReplyHead, SampleReply, ServedModel
 from coordinator.endpoint.requests import MODEL, CompletionQuery, model_version, read_chat, read_completion
 from coordinator.endpoint.sample_stream import SampleStream
-from coordinator.service.query_watch import News
 from coordinator.service.round import Round
+from coordinator.service.waiting import News
 from coordinator.tasks.task_text import TaskText
 from coordinator.transactions import api_keys, queries
 from coordinator.transactions.queries import Query
@@ -118,7 +118,7 @@ async def _served(round_: Round, name: str, version: int) -> ServedModel:
 async def usage(request: web.Request) -> web.Response:
     """Return what the caller's key has spent, what is left, and its queries and tokens, also of the last days."""
     round_, key = request.app[ROUND], require_key(request)
-    days = asked_number(request, "days", limits.USAGE_DAYS, limits.USAGE_DAYS_MAX)
+    days = asked_days(request)
     found = await read_for_key(request, api_keys.usage_of, key, days, now_ms=now_ms())
     return _json({"object": "usage", **found, "unit": round_.config.round.money.to_json()})
 

@@ -348,12 +348,12 @@ async def read_for_key(
         return await request.app[ROUND].database.read(effect, *args, **kwargs)
 
 
-def asked_number(request: web.Request, name: str, default: int, most: int) -> int:
-    """Return a whole number from 1 to `most` from the address of a request, or `default` if it has none."""
-    text = request.query.get(name, str(default))
+def asked_days(request: web.Request) -> int:
+    """Return the number of days whose usage a request asks for in its address."""
+    text, most = request.query.get("days", str(limits.USAGE_DAYS)), limits.USAGE_DAYS_MAX
     if not (text.isascii() and text.isdigit() and len(text) <= NUMBER_MAX_CHARS and 1 <= int(text) <= most):
-        said = f"{name} is {text[:NUMBER_MAX_CHARS]!r}; a whole number from 1 to {most} is accepted."
-        raise FieldRefused(said, breach=Breach(name))
+        said = f"days is {text[:NUMBER_MAX_CHARS]!r}; a whole number from 1 to {most} is accepted."
+        raise FieldRefused(said, breach=Breach("days"))
     return int(text)
 
 
@@ -368,8 +368,8 @@ def require_operator(request: web.Request) -> Round:
     return round_
 
 
-def reply(message: Message, status: int = 200) -> web.Response:
-    return web.Response(body=message.to_bytes(), content_type=MSGPACK, status=status)
+def reply(message: Message) -> web.Response:
+    return web.Response(body=message.to_bytes(), content_type=MSGPACK)
 
 
 def reply_json(value: Any) -> web.Response:

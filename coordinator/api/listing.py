@@ -26,8 +26,7 @@ from ledger.listing import LIFETIME_MS, ListedModel, ListedPrices, Listing
 from protocol import limits
 from protocol.errors import ConfigInvalid
 from protocol.text.plain import visible
-from protocol.wire.signed_json import canonical_json
-from protocol.wire.signing import to_sign
+from protocol.wire.signing import canonical_json, to_sign
 
 routes = web.RouteTableDef()
 

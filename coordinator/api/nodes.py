@@ -15,8 +15,8 @@ from coordinator.api.http import ROUND, Asked, act, body, commit, effect_of, rea
 from coordinator.api.strangers import read_for_stranger
 from coordinator.base.clock import now_ms
 from coordinator.reports.explain import explain
-from coordinator.service.idle_nodes import Offer
 from coordinator.service.round import Round
+from coordinator.service.waiting import LeaseOffer
 from coordinator.store.facts import FINISHED, get_fact
 from coordinator.transactions import (
     batches,
@@ -117,13 +117,13 @@ async def lease(request: web.Request) -> web.Response:
 
 
 async def _offer_when_called(
-    request: web.Request, make_offer: Callable[[], Offer], offered: LeaseReply, version: int
+    request: web.Request, make_offer: Callable[[], LeaseOffer], offered: LeaseReply, version: int
 ) -> LeaseReply:
     """Hold a request that got nothing until there is a version above `version`, or leases that answer a query."""
     round_, loop = request.app[ROUND], asyncio.get_running_loop()
     until_s = loop.time() + request.app[BOUNDS].lease_hold_s
 
-    def offer_now() -> Offer | None:
+    def offer_now() -> LeaseOffer | None:
         has_left, is_behind = request.transport is None, round_.news.version > version
         return None if has_left or is_behind else make_offer()
 

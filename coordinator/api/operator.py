@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import Field
 
-from coordinator.api.http import asked_number, read_json, reply_json, require_operator
+from coordinator.api.http import asked_days, read_json, reply_json, require_operator
 from coordinator.api.learner import finish_round
 from coordinator.base.clock import now_ms
 from coordinator.config.section import Section
@@ -18,7 +18,6 @@ from coordinator.service.publication import Replacement, hold_batches
 from coordinator.service.round import Round
 from coordinator.transactions import api_keys, fleet, retractions
 from coordinator.transactions.orders import REASON_MAX_CHARS, Action
-from protocol import limits
 from protocol.errors import MalformedMessage, OutOfOrder
 
 routes = web.RouteTableDef()
@@ -44,7 +43,7 @@ async def nodes(request: web.Request) -> web.Response:
 async def keys(request: web.Request) -> web.Response:
     """Return every API key's name, budget and usage, and all usage on the last `days`; it reveals no key."""
     round_ = require_operator(request)
-    days = asked_number(request, "days", limits.USAGE_DAYS, limits.USAGE_DAYS_MAX)
+    days = asked_days(request)
     listed = await round_.database.read(api_keys.list_keys_and_days, days, now_ms=now_ms())
     return reply_json({**listed, "unit": round_.config.round.money.to_json()})
 

@@ -28,8 +28,8 @@ from coordinator.api.snapshot import Page
 from coordinator.api.watch import WATCH
 from coordinator.pages import words
 from coordinator.pages.board import BoardFigures
-from coordinator.reports.history import DAY_MS
 from coordinator.reports.ranking import HALF_LIFE_MS, RankingLine
+from protocol.limits import DAY_MS
 from protocol.people.names import nickname
 
 routes = web.RouteTableDef()

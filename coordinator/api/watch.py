@@ -39,7 +39,7 @@ from coordinator.api.snapshot import SECURITY, PageSnapshot
 from coordinator.base.clock import now_ms
 from coordinator.pages.board import BoardFigures
 from coordinator.pages.front import FrontFigures
-from coordinator.pages.site import Site
+from coordinator.pages.layout import Site
 from coordinator.pages.training import Training
 from coordinator.reports import curves, earning_rates, history, summary
 from coordinator.reports.curves import Curves

@@ -34,10 +34,10 @@ import httpx
 from coordinator.audit.case import Case, RoundArchive, earlier, opened
 from coordinator.audit.check import ExactReplay, look_closer, replay_by_class, report_on
 from coordinator.audit.rounding import Probes, Rounding, drawings, honest_groups
-from coordinator.base.answers import named, pause_s, refusal
+from coordinator.base.answers import named, refusal
 from coordinator.config import Config
 from coordinator.model.watchdog import Watchdog
-from coordinator.publishing.role_keys import RoleKeys
+from coordinator.publishing.signed_metadata import RoleKeys
 from coordinator.rules import calibration
 from coordinator.rules.calibration import POSITIONS_MIN, Calibration
 from coordinator.rules.replay import Prefill, Scored
@@ -212,7 +212,7 @@ class Auditor:
                 failures = 0
             except Unreachable as error:
                 log.warning("%s", error)
-                time.sleep(pause_s(failures))  # no event tells that the coordinator is back
+                time.sleep(limits.retry_pause_s(failures))  # no event tells that the coordinator is back
                 failures += 1
 
     def close(self) -> None:

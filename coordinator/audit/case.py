@@ -18,7 +18,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from coordinator.base.files import read_at_most
-from coordinator.config import Config
+from coordinator.config import Config, fixed
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.rules import calibration
@@ -76,7 +76,7 @@ class RoundArchive:
 
     def __init__(self, config: Config) -> None:
         self._folder = folder = config.round.directory
-        if not (folder / "resolved.json").exists():
+        if not fixed.is_round(folder):
             raise AuditFailed(f"There is no round in {folder}.", hint="Give the TOML file of a launched round.")
         read_only = f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true"
         self._engine = engine(config.store.url) if config.store.url else sa.create_engine(read_only)

@@ -131,11 +131,11 @@ class ExactScorer:
         return logprobs, margins.where(dictated != tokens, 0.0), dictated
 
 
-def own_class(folder: Path, *, device: str = "cpu", threads: int | None = None) -> str:
+def own_class(folder: Path, *, threads: int | None = None) -> str:
     """Return the exact class of this machine for a policy, without loading it; raise if it cannot be replayed."""
     if threads:
         torch.set_num_threads(threads)  # for the whole process
-    return numerics(_shape(folder), torch.device(device))
+    return numerics(_shape(folder), torch.device("cpu"))
 
 
 def _shape(folder: Path) -> ModelShape:

@@ -15,13 +15,6 @@ from protocol.wire import canonical
 BUSY = {408, 425, 429}
 """Status codes that some proxies send in place of 5xx."""
 
-_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-
-
-def pause_s(failures: int) -> float:
-    """Return how long to wait while the coordinator is away, after `failures` failed attempts."""
-    return _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
-
 
 @contextmanager
 def named() -> Iterator[None]:

@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from protocol.limits import retry_pause_s
 from protocol.text.plain import visible
 
 log = logging.getLogger(__name__)
-
-PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Pauses before the first, second … restart; the last is repeated."""
 
 WRONG_SETTING = 2
 """The exit code of both programs for an error that a restart cannot fix."""
@@ -104,7 +102,7 @@ async def keep_running(
             log.error(refused, name, _after(why_it_ended(log_file, before)), log_file)
             await tell(Life("ended", code, crashes))
             return
-        pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]
+        pause_s = retry_pause_s(crashes)
         crashes += 1
         await tell(Life("crashed", code, crashes))
         restarted = "%s ended with code %s; starting it again in %.1f s%s (see %s)"

@@ -256,6 +256,11 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def file_digest(path: Path) -> str:
+    """Return the BLAKE3 digest of a file, computed on all cores."""
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+
+
 def read_at_most(path: Path, max_bytes: int) -> bytes:
     """Return a file's bytes, if it is a regular file of at most `max_bytes`."""
     if not path.is_file():  # a pipe would block

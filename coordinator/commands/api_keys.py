@@ -15,6 +15,7 @@ from coordinator.config import load
 from coordinator.pages.words import ago, line
 from protocol import limits
 from protocol.errors import ConfigInvalid
+from protocol.limits import DAY_MS
 from protocol.text.commands import lesson
 from protocol.text.plain import counted
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Let others query the swarm over HTTP.", no_args_is_help=True, add_completion=False)
 
-DAY_MS = 24 * 3_600_000
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key: who uses it, and for what.")]
 Budget = Annotated[

@@ -36,8 +36,8 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # keys are replaced by values
 
 def launched(config: Config) -> Config:
     """Return the settings of the round's last launch; those of the file if there was none."""
-    resolved = config.round.directory / "resolved.json"
-    return Config.model_validate_json(resolved.read_text()) if resolved.exists() else config
+    folder = config.round.directory
+    return fixed.load_resolved(folder) if fixed.is_round(folder) else config
 
 
 def local_url(config: Config) -> str:
@@ -75,7 +75,7 @@ def ask(
 
 def is_ours(config: Config, round_id: str) -> bool:
     """Return False if the round in this folder has another id: the coordinator at its address leads another round."""
-    if not (config.round.directory / "resolved.json").exists():
+    if not fixed.is_round(config.round.directory):
         return True
     from coordinator.store.facts import ROUND_ID, get_fact
 
@@ -94,7 +94,7 @@ def opened_store(config: Config) -> "Database":
     """Open the store of a round, of the kind of its last launch; the coordinator may be running."""
     from coordinator.store.state import Database
 
-    require_round(config)
+    fixed.require_round(config.round.directory)
     return Database(launched(config).state)
 
 
@@ -129,11 +129,6 @@ def stopped_line(config: Config, launch: str, since_ms: int) -> str:
     if run_in_store(config, lambda store: get_fact(store, FINISHED)):
         return f"FINISHED, and STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: `{launch}` serves its pages again."
     return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: continue with `{launch}`."
-
-
-def require_round(config: Config) -> None:
-    """Raise an error if the folder has no round."""
-    fixed.require_round(config.round.directory)
 
 
 def _urls(config: Config, *, as_operator: bool) -> Iterator[str]:

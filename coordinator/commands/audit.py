@@ -315,7 +315,7 @@ def calibrate(
     Needs the round's targets key, and rollouts of versions that are still kept.
     """
     from coordinator.audit.case import RoundArchive
-    from coordinator.publishing.role_keys import RoleKeys
+    from coordinator.publishing.signed_metadata import RoleKeys
     from coordinator.rules import calibration
 
     config = load(config_file, settings)

@@ -14,7 +14,7 @@ import typer
 
 from coordinator.commands.keys import RootKeys
 from coordinator.commands.options import ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from coordinator.config.reading import on_top
 from protocol.errors import ConfigInvalid
 from protocol.text.plain import counted
@@ -177,7 +177,7 @@ def _report(made: "Restored", folder: Path) -> None:
 
 def settings_of(folder: Path) -> str:
     """Return a restored round's settings file, with `--set` for old settings that are not in it, for a command line."""
-    ran = Config.model_validate_json((folder / "resolved.json").read_bytes())
+    ran = fixed.load_resolved(folder)
     file = folder / "operator.toml"
     return " ".join([shlex.quote(str(file)), *(f"--set {shlex.quote(setting)}" for setting in on_top(file, ran))])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from coordinator.base.ports import find_holder
 from coordinator.config import Config, fixed
 from coordinator.config.manual import written
-from coordinator.config.mistakes import Mistake
+from coordinator.config.reading import Mistake
 from coordinator.config.round import HUB
 from coordinator.learner import start
 from coordinator.tasks.kinds import FROM_FILES, require_known

@@ -31,14 +31,14 @@ def check(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     also the settings that cannot change any more.
     """
     from coordinator.commands import checks
-    from coordinator.config import mistakes, reading
+    from coordinator.config import reading
 
     config, wrong = reading.load_checked(config_file, settings)
     warned = manual.warnings(config) if config and not wrong else []
     if config is not None:
         wrong += checks.find_mistakes(config, left_out=[each.path for each in wrong])
         warned += checks.left_to_the_hub(config)
-    rows = mistakes.with_places(wrong, config_file, settings)
+    rows = reading.with_places(wrong, config_file, settings)
     if as_json:
         found = [
             {"place": place, "setting": each.path, "message": each.message, "hint": each.hint} for place, each in rows

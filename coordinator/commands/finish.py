@@ -3,7 +3,7 @@
 import typer
 
 from coordinator.commands.options import ConfigFile, Settings, Yes, confirm
-from coordinator.config import load
+from coordinator.config import fixed, load
 from protocol.errors import Unreachable
 
 
@@ -17,11 +17,10 @@ def finish(
     What nodes are owed is paid out of escrow once its audits are done; keep the coordinator running until then. A
     finished round cannot be continued. A round that trains ends after its last update by itself.
     """
-    from coordinator.commands.asking import ask, launched, require_round
+    from coordinator.commands.asking import ask
 
     config = load(config_file, settings)
-    require_round(config)
-    if launched(config).learner.external and not yes:  # a coordinator with a learner refuses
+    if fixed.load_resolved(config.round.directory).learner.external and not yes:  # a coordinator with a learner refuses
         confirm("End the round? It cannot be continued.")
     done = ask(config, "POST", "/v1/operator/finish")
     if done is None:

@@ -16,8 +16,7 @@ from protocol.errors import ConfigInvalid
 from protocol.text.commands import lesson
 
 if TYPE_CHECKING:
-    from coordinator.publishing.role_keys import RoleKeys
-    from coordinator.publishing.signed_metadata import SignedMetadata
+    from coordinator.publishing.signed_metadata import RoleKeys, SignedMetadata
 
 app = typer.Typer(
     help="Show and replace the keys that sign the trust metadata.", no_args_is_help=True, add_completion=False
@@ -44,7 +43,7 @@ RootKeys = Annotated[
 )
 def show(config_file: ConfigFile, settings: Settings) -> None:
     """Show each role's keys, its threshold, and which keys are on this machine. Needs no key."""
-    from coordinator.publishing.role_keys import ROLES, RoleKeys
+    from coordinator.publishing.signed_metadata import ROLES, RoleKeys
 
     folder = load(config_file, settings).round.directory
     metadata, signers = _metadata(config_file, settings), RoleKeys(folder / "keys").all()
@@ -78,9 +77,8 @@ def rotate(
 ) -> None:
     """Replace the keys of a role. Needs enough root keys, on this machine or added later with `keys sign`."""
     from coordinator.publishing import rotation
-    from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
     from coordinator.publishing.rotation import PENDING
-    from coordinator.publishing.signed_metadata import utc_now
+    from coordinator.publishing.signed_metadata import LEDGER, ROLES, RoleKeys, utc_now
     from coordinator.service.opening import only_coordinator
 
     if role not in (*ROLES, LEDGER):
@@ -128,8 +126,8 @@ def sign(
 )
 def install(config_file: ConfigFile, settings: Settings) -> None:
     """Publish a prepared root that has enough signatures. Needs the keys of targets, snapshot and timestamp."""
-    from coordinator.publishing.role_keys import RoleKeys
     from coordinator.publishing.rotation import PENDING
+    from coordinator.publishing.signed_metadata import RoleKeys
     from coordinator.service.opening import only_coordinator
 
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory

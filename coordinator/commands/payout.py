@@ -9,16 +9,16 @@
 import asyncio
 import json
 import re
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.commands.asking import launched, opened_store, require_round
+from coordinator.base.clock import now_ms
+from coordinator.commands.asking import launched, opened_store
 from coordinator.commands.options import AsJson, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from coordinator.config.money import RailUnit, find_rail_unit, payable_units
 from protocol.errors import ConfigInvalid, PayoutFailed
 from protocol.text.commands import lesson
@@ -59,7 +59,7 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
         step_micros = _rail_unit(rail, unit.name).step_micros
         terms = payouts.PayoutTerms(rail, scheme, config.payouts.minimum_micros, unit, step_micros)
         _require_sound(database)
-        number = database.run_now(payouts.create, terms, now_ms=_now_ms())
+        number = database.run_now(payouts.create, terms, now_ms=now_ms())
         _print_batch(*database.run_now(payouts.load, number, round_id), config, as_json)
 
 
@@ -136,7 +136,7 @@ def settle(
         if reference:
             typer.echo(PUBLIC, err=True)
         rail = rails.open_rail(config.payouts, config.round.directory, reference)
-        status = payouts.settle(database, row, batch, rail, now_ms=_now_ms())
+        status = payouts.settle(database, row, batch, rail, now_ms=now_ms())
         row, _ = database.run_now(payouts.load, number, round_id)
     typer.echo(f"batch {number}: {status.value}, reference {row.reference or '-'}")
     raise typer.Exit({Status.DONE: 0, Status.FAILED: 1, Status.UNDER_WAY: 3}[status])
@@ -213,7 +213,7 @@ def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
     from coordinator.publishing.signed_metadata import SignedMetadata
 
     folder = config.round.directory
-    require_round(config)
+    fixed.require_round(folder)
     metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
     with closing(opened_store(config)) as database:
         yield database, metadata.round_id
@@ -224,7 +224,3 @@ def _paying(config: Config) -> "Iterator[tuple[Database, str]]":
     """Yield the store and the round's id while no other command can pay."""
     with _opened(config) as (database, round_id), database.alone():
         yield database, round_id
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from coordinator.config import Config
     from coordinator.learner.memory_plan import Cards
-    from coordinator.reports.audit_plan import AuditLoad
-    from coordinator.reports.estimated_plan import Wanted
+    from coordinator.reports.estimated_plan import AuditLoad, Wanted
     from coordinator.rules.hardware import DecoderShape
     from coordinator.sim.scenario import Scenario, SimulatedPool
 
@@ -213,7 +212,7 @@ def _plan_by_names(
     """Print a plan from the names of model, task and cards; exit with code 2 if the learner does not fit."""
     from coordinator.config import load
     from coordinator.learner import memory_plan
-    from coordinator.reports import audit_plan, estimated_plan
+    from coordinator.reports import estimated_plan
     from coordinator.rules import hardware
 
     model, task, learner, nodes = names
@@ -250,11 +249,11 @@ def _plan_by_names(
         gamma=gamma,
     )
     figures = estimated_plan.report(wanted, config)
-    audits = audit_plan.report(config, _audit_load(config, wanted, figures))
+    audits = estimated_plan.audit_report(config, _audit_load(config, wanted, figures))
     if as_json:
         typer.echo(json.dumps({**figures, "learner": fits, "audits": audits}, indent=2))
     else:
-        about = [memory_plan.auditor_line(fits["auditor"], learners.name), *audit_plan.lines(audits)]
+        about = [memory_plan.auditor_line(fits["auditor"], learners.name), *estimated_plan.audit_lines(audits)]
         typer.echo(estimated_plan.text(figures, fits, config.round.unit, about))
     if not (fits["fits"] and fits["auditor"]["fits"]):
         raise typer.Exit(2)
@@ -263,8 +262,7 @@ def _plan_by_names(
 def _audit_load(config: "Config", wanted: "Wanted", figures: dict[str, Any]) -> "AuditLoad":
     """Return what an auditor has to replay; a card of its own is taken to be of the learner's kind."""
     from coordinator.audit.auditor import threads_of
-    from coordinator.reports.audit_plan import AuditLoad
-    from coordinator.reports.estimated_plan import Range
+    from coordinator.reports.estimated_plan import AuditLoad, Range
 
     completions = figures["task"]["completion_tokens"]
     return AuditLoad(

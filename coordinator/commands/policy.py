@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from protocol.errors import ConfigInvalid, OutOfOrder
 from protocol.text.commands import lesson
-from protocol.text.plain import counted
+from protocol.text.plain import counted, size_text
 
 if TYPE_CHECKING:
     from coordinator.publishing.verifying import Verification
@@ -100,9 +100,13 @@ def show(config_file: ConfigFile, version: Version, settings: Settings, as_json:
     for file in row["files"]:
         after, patches = file["patches_after_anchor"], file["patches"]
         chain = (
-            f", {len(patches)} patches of {_size(sum(patches))}, {after} of them after the anchor" if patches else ""
+            f", {len(patches)} patches of {size_text(sum(patches))}, {after} of them after the anchor"
+            if patches
+            else ""
         )
-        typer.echo(f"{file['digest']}  {file['path']}, {_size(file['size_bytes'])}, chunks: {file['chunks']}{chain}")
+        typer.echo(
+            f"{file['digest']}  {file['path']}, {size_text(file['size_bytes'])}, chunks: {file['chunks']}{chain}"
+        )
     listed = "is" if row["signed"] else "is no more"
     typer.echo(f"The version {listed} in the signed list. The current metadata is signed by:")
     for role, signed in row["signers"].items():
@@ -195,16 +199,15 @@ def publish(
     """
     from coordinator.audit.case import RoundArchive
     from coordinator.base.files import make_folder
-    from coordinator.commands.asking import launched, require_round
     from coordinator.service import publication
 
     config = load(config_file, settings)
-    require_round(config)
+    ran = fixed.load_resolved(config.round.directory)
     if not folder.is_dir():
         raise ConfigInvalid(f"There is no folder {folder}.", hint="`swarm-coordinator export` writes one.")
     uploads = make_folder(config.round.directory / "uploads")
     name = publication.stage_name()
-    archive = RoundArchive(launched(config))
+    archive = RoundArchive(ran)
     with TemporaryDirectory(prefix=f"{name}.", dir=uploads) as scratch, closing(archive):
         newest, _ = archive.read(publication.where_it_stands)
         current = Path(scratch) / "current"
@@ -261,18 +264,18 @@ def _verdict(run: "Verification", version: int, differences: int) -> str:
     manifest = run.manifest
     size_bytes = sum(entry.size_bytes for entry in manifest.files)
     files, chunks = len(manifest.files), len(manifest.chunk_sizes())
-    made = f"{counted(files, 'file')} of {_size(size_bytes)} from {counted(chunks, 'chunk')}"
+    made = f"{counted(files, 'file')} of {size_text(size_bytes)} from {counted(chunks, 'chunk')}"
     return f"Version {version} is complete: {made}, every digest as signed."
 
 
 def _line(row: dict[str, Any]) -> str:
     """Return a version in one line."""
     when = datetime.fromtimestamp(row["published_ms"] / 1000, UTC)
-    sizes = [_size(row["size_bytes"])]
+    sizes = [size_text(row["size_bytes"])]
     if row["patch_bytes"] is not None:
-        sizes.append(f"{_size(row['patch_bytes'])} from the one before")
+        sizes.append(f"{size_text(row['patch_bytes'])} from the one before")
     if row["adapter_bytes"] is not None:
-        sizes.append(f"adapter {_size(row['adapter_bytes'])}")
+        sizes.append(f"adapter {size_text(row['adapter_bytes'])}")
     kept = "kept" if row["kept"] else "gone"
     made = f"version {row['version']}, update {row['update']}, {when:%Y-%m-%d %H:%M:%S}"
     return f"{made}, {', '.join(sizes)}, {kept}, {_spread(row['broadcast'])}"
@@ -284,9 +287,3 @@ def _spread(broadcast: dict[str, Any] | None) -> str:
         return "T_bcast not known"
     reached = f"{broadcast['reached']} of {counted(broadcast['nodes'], 'node')}"
     return f"T_bcast {broadcast['median_s']:.1f} s median, {broadcast['max_s']:.1f} s to the last of {reached}"
-
-
-def _size(size_bytes: int) -> str:
-    if size_bytes < 1000:
-        return f"{size_bytes} B"
-    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"

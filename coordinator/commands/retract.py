@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.commands.asking import ask, launched, require_round
+from coordinator.commands.asking import ask, launched
 from coordinator.commands.options import AsJson, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
-from protocol.text.plain import counted
+from protocol.text.plain import counted, duration_text
 
 if TYPE_CHECKING:
     from coordinator.audit.case import RoundArchive
@@ -79,7 +79,7 @@ def retract(
             return
     else:
         launch.forget_ranks()
-    require_round(config)
+    fixed.require_round(config.round.directory)
     _require_replayable(config)
     if not dry_run and not reason:
         raise ConfigInvalid("A retraction needs a reason.", hint="Add --reason 'TEXT', or --dry-run for the plan only.")
@@ -224,8 +224,8 @@ def lines(config: Config, archive: "RoundArchive", found: "RetractionPlan", desc
         yield f"{counted(len(found.emptied), 'update')} had no other groups, and will change nothing."
     if described["seconds"] is not None:
         yield (
-            f"This takes about {_duration(described['seconds'])}: {counted(found.updates, 'update')} at the learner's "
-            "pace, and longer if the learner trains on the same device meanwhile."
+            f"This takes about {duration_text(described['seconds'])}: {counted(found.updates, 'update')} at the "
+            "learner's pace, and longer if the learner trains on the same device meanwhile."
         )
     changed = archive.read(retractions.settings_digests, found.start.update + 1, found.last)
     if len(changed) > 1:
@@ -233,12 +233,6 @@ def lines(config: Config, archive: "RoundArchive", found: "RetractionPlan", desc
         yield f"Note: the learner's settings changed with update {updates}. The replay has today's for all updates."
     if not config.learner.kept_checkpoints and found.start.is_start:
         yield "Note: with learner.kept_checkpoints, later checkpoints are kept, and less is made again."
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _nothing_clean(found: "RetractionPlan") -> NotFound:

@@ -10,7 +10,7 @@ import typer
 
 from coordinator.commands import asking
 from coordinator.commands.options import AsJson, ConfigFile, Settings
-from coordinator.config import Config, load
+from coordinator.config import Config, fixed, load
 from protocol.errors import NotAuthorised, NotFound, Unreachable
 from protocol.policy.phrase import phrase
 
@@ -76,7 +76,7 @@ def _read(config: Config, launch: str) -> dict[str, Any]:
             answer = None
     if answer is not None:
         return answer | {"stopped_since_ms": None, "stopped": ""}
-    asking.require_round(config)
+    fixed.require_round(config.round.directory)
     from coordinator.reports import summary
 
     since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)

@@ -9,9 +9,8 @@
 from coordinator.config.audit import AuditSection
 from coordinator.config.learner import AlgorithmName, CorrectionSection, ObjectiveSection
 from coordinator.config.money import PayoutsSection
-from coordinator.config.notify import NotifySection
 from coordinator.config.reading import load, parse
-from coordinator.config.round import ModelSection
+from coordinator.config.round import ModelSection, NotifySection
 from coordinator.config.task import DataSection, EvalSection
 from coordinator.config.whole import Config
 
@@ -29,10 +28,8 @@ __all__ = [
     "fixed",
     "load",
     "manual",
-    "mistakes",
     "money",
     "parse",
-    "publish",
     "reading",
     "round",
     "section",

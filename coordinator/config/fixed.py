@@ -65,6 +65,12 @@ def require_round(folder: Path) -> None:
         raise no_round(folder)
 
 
+def load_resolved(folder: Path) -> Config:
+    """Return the settings of the last launch, or of `init`, of the round in this folder."""
+    require_round(folder)
+    return Config.model_validate_json((folder / RESOLVED).read_text())
+
+
 def no_round(folder: Path) -> ConfigInvalid:
     """Return the error for a folder without a round."""
     return ConfigInvalid(
@@ -89,7 +95,7 @@ def changes(config: Config) -> list[FixedChange]:
     folder = config.round.directory
     if not was_launched(folder):
         return []
-    before = Config.model_validate_json((folder / RESOLVED).read_text())
+    before = load_resolved(folder)
     pairs = ((path, _value(before, path), _value(config, path)) for path in FIXED)
     return [FixedChange(path, was, wanted) for path, was, wanted in pairs if was != wanted]
 

@@ -1,4 +1,4 @@
-"""Settings of the round: its mode, folder, addresses and length.
+"""Settings of the round: its mode, folder, addresses and length, its model and store, its publications and messages.
 
 Each mode changes the defaults of a few settings, which the file may still override:
 
@@ -16,12 +16,14 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from coordinator.config.section import Section
+from protocol import limits
 from protocol.errors import ConfigInvalid
 from protocol.people.addresses import host_and_port
 from protocol.policy.description import Fact, Passage, RoundDescription, Title
+from protocol.policy.origin import OriginUrl
 from protocol.text.money import DEFAULT_DECIMALS, DEFAULT_NAME, MICRO_DECIMALS, Unit, checked_name
 
 HUB = "hf://"
@@ -210,3 +212,88 @@ class StoreSection(Section):
         ge=0,
         description="time that ended queries of the endpoint are kept; 0: for ever. Their claims and proofs stay",
     )
+
+
+MAIL = r"^[^@\s<>,;]{1,64}@[^@\s<>,;]{1,190}$"
+
+
+class NotifySection(Section):
+    """Messages to the operator: a webhook and mail about alarms and incidents."""
+
+    webhook: str = Field(
+        "",
+        pattern=r"^$|^https?://[^\s]+$",
+        max_length=2000,
+        description="URL to which messages are posted as JSON, signed by the key in notify.key; empty: none",
+    )
+    mail_to: tuple[Annotated[str, Field(pattern=MAIL)], ...] = Field(
+        (), max_length=16, description="addresses that get messages by mail; empty: none"
+    )
+    mail_from: str = Field("", pattern=f"^$|{MAIL}", description="sender of the mail")
+    smtp: AddressOrNone = Field("", description="host:port of the mail server, such as smtp.example.org:587")
+    smtp_security: Literal["starttls", "tls", "none"] = Field(
+        "starttls", description="how the connection to the mail server is protected: starttls, tls or none"
+    )
+    smtp_user: str = Field(
+        "", description="user at the mail server, with the password in SWARM_SMTP_PASSWORD; empty: no login"
+    )
+    level: Literal["warning", "critical"] = Field("warning", description="least severity of an alarm that is sent")
+    hold_s: float = Field(
+        120.0, ge=0, description="time for which an alarm must stand, or be over, until a message says so"
+    )
+
+    @model_validator(mode="after")
+    def _has_what_mail_needs(self) -> "NotifySection":
+        if self.mail_to and not (self.mail_from and self.smtp):
+            raise ValueError("notify.mail_to needs notify.mail_from and notify.smtp")
+        return self
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The ways in which messages are sent."""
+        return tuple(name for name, place in (("webhook", self.webhook), ("mail", self.mail_to)) if place)
+
+
+UPLOAD = r"^$|^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_~][A-Za-z0-9._~-]*)*$"
+"""The form of an upload address, without characters that a signed address would have to escape."""
+
+
+class PublishSection(Section):
+    """Publication of versions: chunks, patches, kept versions and copies."""
+
+    chunk_size_bytes: int = Field(
+        0,
+        ge=0,
+        le=limits.CHUNK_MAX_BYTES,
+        description="size of a chunk; 0: chosen by the size of the version, 64 KiB to 4 MiB",
+    )
+    patches: bool = Field(True, description="publish patches instead of whole files where they are smaller")
+    keep: int = Field(
+        0,
+        ge=0,
+        le=limits.VERSION_MAX,
+        description="newest versions kept for `policy rollback`, beside those that rollouts may still use",
+    )
+    keep_h: float = Field(0.0, ge=0, description="also keep versions younger than this")
+    keep_every: int = Field(0, ge=0, le=limits.VERSION_MAX, description="keep every Nth version for ever; 0: none")
+    timestamp_lifetime_s: float = Field(
+        600.0, gt=0, description="lifetime of a signed timestamp; nodes stop working when it has expired"
+    )
+    origins: tuple[OriginUrl, ...] = Field(
+        (),
+        max_length=limits.ORIGINS_MAX,
+        description="URLs of copies of public/; nodes try them before the coordinator",
+    )
+    upload: str = Field(
+        "",
+        pattern=UPLOAD,
+        description="s3://bucket/prefix to which public/ is uploaded; credentials from AWS_* variables",
+    )
+    upload_patience_s: float = Field(60.0, ge=0, description="maximum time that a new version waits for its upload")
+
+    @field_validator("chunk_size_bytes")
+    @classmethod
+    def _is_worth_a_frame(cls, size_bytes: int) -> int:
+        if 0 < size_bytes < limits.KIB:
+            raise ValueError("a chunk has at least 1024 bytes; 0 chooses a size by the version")
+        return size_bytes

@@ -9,9 +9,7 @@ from pydantic_core import PydanticCustomError
 from coordinator.config.audit import AuditSection, LedgerSection
 from coordinator.config.learner import CorrectionSection, LearnerSection, ObjectiveSection
 from coordinator.config.money import MarketSection, PayoutsSection, find_rail_unit, payable_units
-from coordinator.config.notify import NotifySection
-from coordinator.config.publish import PublishSection
-from coordinator.config.round import ModelSection, RoundSection, StoreSection, with_mode
+from coordinator.config.round import ModelSection, NotifySection, PublishSection, RoundSection, StoreSection, with_mode
 from coordinator.config.section import Section
 from coordinator.config.task import DataSection, EpisodeSection, EvalSection, RewardSection, TaskSection
 from coordinator.config.work import FleetSection, LeasesSection, SamplingSection, SelectionSection, StalenessSection

@@ -3,9 +3,9 @@
 __all__ = [
     "games.betting",
     "games.episodes",
+    "games.exploitability",
     "games.game",
     "games.limit_poker",
-    "games.poker_solver",
     "gym_answers",
     "host",
     "interface",

@@ -20,9 +20,9 @@ from threading import Lock
 from typing import TypeVar
 
 import httpx
-from blake3 import blake3
 
-from coordinator.base.answers import named, pause_s, refusal
+from coordinator.base.answers import named, refusal
+from coordinator.base.files import file_digest
 from protocol import limits
 from protocol.errors import ChunkMismatch, ManifestInvalid, Unreachable
 from protocol.wire import canonical
@@ -147,7 +147,7 @@ class CoordinatorClient:
 
     def publish(self, version: int, update: int, folder: Path) -> None:
         """Upload the files of a policy folder that the coordinator lacks, then request its publication."""
-        files = tuple(UploadedFile(path=path.name, digest=_digest(path)) for path in sorted(folder.iterdir()))
+        files = tuple(UploadedFile(path=path.name, digest=file_digest(path)) for path in sorted(folder.iterdir()))
         publication = Publication(version=version, update=update, files=files)
         try:
             self._upload(publication, folder)
@@ -160,7 +160,7 @@ class CoordinatorClient:
         for file in Publication.from_bytes(self._call("GET", f"/v1/learner/versions/{version}")).files:
             target = folder / file.path
             self._patiently(partial(self._download, f"/v1/learner/versions/{version}/{file.path}", target))
-            if _digest(target) != file.digest:
+            if file_digest(target) != file.digest:
                 raise ChunkMismatch(f"{file.path} of version {version} did not come as it was published.")
 
     def _upload(self, publication: Publication, folder: Path) -> None:
@@ -190,7 +190,7 @@ class CoordinatorClient:
             except Unreachable as error:
                 if not failures:
                     self._absence.enter(error)
-                time.sleep(pause_s(failures))  # no event tells that the coordinator is back
+                time.sleep(limits.retry_pause_s(failures))  # no event tells that the coordinator is back
                 failures += 1
                 continue
             if failures:
@@ -220,10 +220,6 @@ class CoordinatorClient:
 def read_batch(data: bytes) -> TrainingBatch:
     """Decode a batch. It comes from the operator's own coordinator, so it may have as many values as bytes."""
     return TrainingBatch.from_value(canonical.decode(data, max_bytes=BATCH_MAX_BYTES, max_items=BATCH_MAX_BYTES))
-
-
-def _digest(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -15,7 +15,6 @@ __all__ = [
     "node",
     "pictures",
     "qr",
-    "site",
     "training",
     "usage",
     "verifying",

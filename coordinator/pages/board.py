@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from coordinator.pages import words
-from coordinator.pages.layout import Column, Screen, aged, bar, document, live, node_link, numbers, table, wanted
+from coordinator.pages.layout import Column, Screen, Site, aged, bar, document, live, node_link, numbers, table, wanted
 from coordinator.pages.pictures import sparkline
-from coordinator.pages.site import Site
 from coordinator.reports.ranking import SORTS, Day, RankingLine, risen
 from protocol.text.html import Markup, el
 from protocol.text.money import Unit, parse_unit

@@ -111,14 +111,14 @@ def _legend(curves: Sequence[str], interval: tuple[str, str] | None, *, has_mark
     return el("ul", keys, class_="legend") if keys else None
 
 
-def bars(name: str, title: str | Caption, across: str, points: Sequence[Point], *, tell: Tell = words.figure) -> Markup:
+def bars(name: str, title: str | Caption, across: str, points: Sequence[Point]) -> Markup:
     """Draw a bar for each point, from zero."""
     caption = title if isinstance(title, Caption) else Caption(title)
     if not points:
         return _nothing(caption)
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     step = min((b - a for (a, _), (b, _) in zip(sorted(points), sorted(points)[1:], strict=False)), default=1.0) or 1.0
-    scale = _Scale([(left - step / 2, 0.0), (right + step / 2, 0.0), *points], True, tell)
+    scale = _Scale([(left - step / 2, 0.0), (right + step / 2, 0.0), *points], True, words.figure)
     width = BAR_SHARE * SIDE * step / (right - left + step)
     drawn = [
         el(
@@ -127,7 +127,7 @@ def bars(name: str, title: str | Caption, across: str, points: Sequence[Point], 
         )
         for x, y in points
     ]  # fmt: skip
-    rows = [[words.figure(x), tell(y)] for x, y in points]
+    rows = [[words.figure(x), words.figure(y)] for x, y in points]
     return _figure(name, caption, across, scale, drawn, None, [across, caption.title], rows, newest="")
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.pages import words
-from coordinator.pages.layout import Column, Screen, document, table
-from coordinator.pages.site import Site
+from coordinator.pages.layout import Column, Screen, Site, document, table
 from ledger import tiles
 from ledger.entry import (
     AppealEntry,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from coordinator.pages import words
-from coordinator.pages.site import Site
+from coordinator.pages.layout import Site
 from coordinator.reports.history import Incident
 
 ENTRIES_MAX = 50

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from coordinator.pages.layout import document
+from coordinator.pages.layout import Site, document
 from coordinator.pages.qr import qr_svg
-from coordinator.pages.site import Site
 from protocol.text.html import Markup, el
 
 FROM_CHECKOUT = "sh installers/install.sh"

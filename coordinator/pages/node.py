@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.pages import charts, words
-from coordinator.pages.layout import Column, Screen, document, live, table
+from coordinator.pages.layout import Column, Screen, Site, document, live, table
 from coordinator.pages.pictures import Contribution, portrait
-from coordinator.pages.site import Site
 from coordinator.reports.earning_rates import OwnerPayouts, RoundPayouts
 from coordinator.reports.ranking import RankingLine
 from protocol.people.names import nickname

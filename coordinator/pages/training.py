@@ -10,9 +10,8 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from coordinator.pages import charts, measured, metric_words, tree, words
-from coordinator.pages.layout import Column, Screen, document, facts, live, node_link, strip, table
+from coordinator.pages.layout import Column, Screen, Site, document, facts, live, node_link, strip, table
 from coordinator.pages.measured import quality
-from coordinator.pages.site import Site
 from coordinator.reports import overview
 from coordinator.reports.curves import REWARD, Branch, BroadcastSpread, Point, thinned
 from coordinator.reports.health import LENGTH_BIAS_MAX

@@ -8,8 +8,7 @@
 - What is announced to screen readers (`said`, `mistake`) is outside of the results, which are hidden at first.
 """
 
-from coordinator.pages.layout import document
-from coordinator.pages.site import Site
+from coordinator.pages.layout import Site, document
 from protocol.text.html import Markup, el
 
 LEAD = "Paste your API key to see what it has spent, what is left, and its days. The operator's token shows all keys."

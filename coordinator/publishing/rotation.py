@@ -17,8 +17,14 @@ from typing import Any
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root
 
-from coordinator.publishing.role_keys import LEDGER, RoleKeys
-from coordinator.publishing.signed_metadata import LONG_LIFETIME, SignedMetadata, name_ledger_key, whole
+from coordinator.publishing.signed_metadata import (
+    LEDGER,
+    LONG_LIFETIME,
+    RoleKeys,
+    SignedMetadata,
+    name_ledger_key,
+    whole,
+)
 from protocol import limits
 from protocol.errors import ConfigInvalid
 from protocol.policy import root_document

@@ -17,9 +17,8 @@ from ledger.book import ClaimState
 from ledger.tables import claims_table, entries_table
 from protocol.errors import VerifierFailed
 from protocol.ids import NodeId
+from protocol.limits import DAY_MS
 from protocol.text.plain import counted
-
-DAY_MS = 86_400_000
 
 DAYS_SHOWN = 60
 CLAIMS_SHOWN = 50

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from coordinator.config.round import ModeName
 from coordinator.rules.capacity import OVERLAP, VISIBLE, PoolLoad, least_staleness, staleness_bound
 from coordinator.rules.topology import NodeLinks, fluid_bound_s
+from protocol.limits import HOUR_S
 from protocol.text.plain import counted
 
 RULES = {"visible": VISIBLE, "overlap": OVERLAP}
@@ -26,7 +27,6 @@ LARGER = 1.25
 STALENESS_SHOWN = (0, 1, 2, 3, 4, 6, 8, 11)
 
 BYTES_PER_MBIT = 1e6 / 8
-HOUR_S = 3600.0
 
 RuleName = Literal["visible", "overlap"]
 

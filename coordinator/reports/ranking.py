@@ -18,7 +18,6 @@ import sqlalchemy as sa
 
 from coordinator.reports import summary
 from coordinator.reports.health import percentile
-from coordinator.reports.history import DAY_MS
 from coordinator.rules.scores import wilson
 from coordinator.store.facts import FINISHED, get_fact
 from coordinator.store.tables import LEFT, fleet, nodes, rollouts
@@ -26,13 +25,12 @@ from ledger import store
 from ledger.entry import MTOK
 from ledger.tables import claims_table, entries_table
 from protocol.ids import NodeId
-from protocol.limits import NAME_MAX_CHARS
+from protocol.limits import DAY_MS, HOUR_MS, NAME_MAX_CHARS
 from protocol.people import names
 from protocol.people.names import nickname
 from protocol.text.plain import visible
 
 HALF_LIFE_MS = 7 * DAY_MS
-HOUR_MS = DAY_MS // 24
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from coordinator.base.clock import now_ms
 from coordinator.base.files import read_at_most, write_durably
 from coordinator.config.section import Section
 
@@ -58,7 +59,7 @@ def read(folder: Path) -> Confirmed | None:
 def current(folder: Path) -> Confirmed | None:
     """Return the last confirmation, if the copy is recent enough to wait for."""
     copy = read(folder)
-    return copy if copy and copy.is_current(time.time_ns() // 1_000_000) else None
+    return copy if copy and copy.is_current(now_ms()) else None
 
 
 def wait_for(folder: Path, version: int) -> None:

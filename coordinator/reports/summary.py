@@ -17,11 +17,11 @@ from coordinator.store.tables import batches, is_alive, leases, nodes, rejection
 from coordinator.tasks.kinds import task_label
 from coordinator.transactions import (
     audit_pace,
+    audits,
     blames,
     broadcasts,
     curriculum,
     evaluations,
-    exact_work,
     fleet,
     gifts,
     policy_versions,
@@ -94,7 +94,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "selection": curriculum.curriculum_report(connection, rules_of(config)),
         "fleet": fleet.list_nodes(connection),
         "publish_every": kappa,
-        "exact_classes": sorted(exact_work.current_classes(connection, now_ms)),
+        "exact_classes": sorted(audits.exact_classes(connection, now_ms)),
         "staleness_bound": staleness_bound.in_force(connection, config.staleness),
         "load": asdict(asked) if asked else None,
         "standby": _standby(config, now_ms),

@@ -133,12 +133,9 @@ class Visible(AdmissionRule):
 OVERLAP, VISIBLE = Overlap(), Visible()
 
 
-def staleness_bound(load: PoolLoad, kappa: int, rate: float | None = None) -> int:
-    """Return the staleness bound of `Overlap`, for a pool that gives `rate`, or for any pool that meets μ_min."""
-    steps = load.steps_per_broadcast
-    if rate is None:
-        return kappa + _ceil((1 - 1 / kappa) * steps)
-    return kappa + _ceil(steps + _worth_s(load, rate) / load.train_s) - 1
+def staleness_bound(load: PoolLoad, kappa: int) -> int:
+    """Return the staleness bound of `Overlap`, for any pool that meets μ_min."""
+    return kappa + _ceil((1 - 1 / kappa) * load.steps_per_broadcast)
 
 
 def least_staleness(load: PoolLoad, kappa: int = 1) -> int:

@@ -14,8 +14,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from coordinator.config import NotifySection
+from protocol.limits import DAY_MS, HOUR_MS
 
-MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+MINUTE_MS = 60_000
 
 PAUSES_MS = (10_000, MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS)
 """Pauses before the second, third … try; the last is repeated."""

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
-from blake3 import blake3
 from pydantic import Field, model_validator
 
 from coordinator.base.clock import now_ms
+from coordinator.base.files import file_digest
 from coordinator.config import Config
 from coordinator.config.section import Section
 from coordinator.publishing import weights
@@ -315,7 +315,7 @@ def newest_replacement(connection: sa.Connection) -> int:
 def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
     """Return the path of a complete file of a version: as uploaded, or rebuilt from its chunks."""
     path = publisher.uploads / str(version) / name
-    if not path.is_file() or _digest(path) != digest:
+    if not path.is_file() or file_digest(path) != digest:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{name}.again")
         beside.write_bytes(publisher.read_file(version, name))
@@ -359,11 +359,7 @@ def where_it_stands(connection: sa.Connection) -> tuple[int, int]:
 
 
 def _described(stage: Path) -> tuple[UploadedFile, ...]:
-    return tuple(UploadedFile(path=path.name, digest=_digest(path)) for path in sorted(stage.iterdir()))
-
-
-def _digest(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    return tuple(UploadedFile(path=path.name, digest=file_digest(path)) for path in sorted(stage.iterdir()))
 
 
 def _move(stage: Path, target: Path) -> None:

@@ -6,7 +6,6 @@
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -25,8 +24,7 @@ from coordinator.rules import calibration
 from coordinator.rules.calibration import Calibration
 from coordinator.service import local_nodes, opening
 from coordinator.service.agent_sessions import AgentSessions
-from coordinator.service.newest_policy import NewestPolicy
-from coordinator.service.news import RoundNews
+from coordinator.service.news import NewestPolicy, RoundNews
 from coordinator.service.offered_versions import OfferedVersions
 from coordinator.service.plans import Plans
 from coordinator.service.publication import VersionPublication
@@ -43,8 +41,6 @@ from ledger.note import NoteKey
 from protocol.errors import ConfigInvalid
 from protocol.policy import root_document
 from protocol.policy.manifest import Sampler
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -136,10 +132,7 @@ class Round:
     @classmethod
     def beside(cls, folder: Path) -> "Round":
         """Open the round in `folder` that another process leads, with the settings of that process."""
-        resolved = folder / "resolved.json"
-        if not resolved.exists():
-            raise ConfigInvalid(f"There is no round in {folder}.", hint="Create one with `swarm-coordinator launch`.")
-        config = Config.model_validate_json(resolved.read_text())
+        config = fixed.load_resolved(folder)
         if not config.store.url:
             raise ConfigInvalid(
                 "A round on SQLite can be served by one process only.", hint="Create it with store.url=postgresql://…"

@@ -1,4 +1,4 @@
-"""Calls to witnesses that wait to be asked: C2SP's tlog-witness (`ledger.add_checkpoint` has the format).
+"""Calls to witnesses that wait to be asked: C2SP's tlog-witness (`ledger.witness` has the format).
 
 - The newest published checkpoint is sent with the proof that it continues the last one which this witness signed. What
   it answers is checked and recorded like a note that a witness sends by itself (`transactions.witnesses`).
@@ -18,11 +18,11 @@ from coordinator.base.clock import now_ms
 from coordinator.service.round import Round
 from coordinator.transactions import witnesses
 from ledger import store
-from ledger.add_checkpoint import PATH, SIZE_MAX_BYTES, AddCheckpoint, parse_size
 from ledger.checkpoint import read_saved
 from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES, NoteKey
 from ledger.tables import cosignatures_table
+from ledger.witness import PATH, SIZE_MAX_BYTES, AddCheckpoint, parse_size
 from protocol.errors import MalformedMessage, RolledBack, SwarmError, Unreachable
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,9 @@ from coordinator.rules.fleet_choice import GroupRecord
 from coordinator.rules.lease_allowance import MEASURED_MAX
 from coordinator.rules.topology import SOURCE, NodeLinks, Topology, plan
 from coordinator.rules.trust import OwnerStanding
-from coordinator.sim.scenario import BYTES_PER_MBIT, HOUR_S, Links, Scenario, around
+from coordinator.sim.scenario import BYTES_PER_MBIT, Links, Scenario, around
 from ledger.drawing import ALL_PPM
+from protocol.limits import HOUR_S
 from protocol.policy.chunks import fitting_size
 from protocol.work.lease import OPEN, TRANSITIONS, LeaseEvent, LeaseState
 

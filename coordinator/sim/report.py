@@ -1,21 +1,77 @@
-"""The report on a run after its warm-up, with the capacity model's predictions: figures, text, plots.
+"""The results of a run after its warm-up, with the capacity model's predictions: figures, text, plots.
 
-Plots as SVG text, small enough to read: grouped bars with a bound, and lines over time.
-
-- Pure: figures in, text out. The colours differ in print and for colour-blind readers; every bar has its value.
+- Pure: figures in, text out.
+- Plots are SVG text, small enough to read: grouped bars with a bound, and lines over time. The colours differ in print
+  and for colour-blind readers; every bar has its value.
 """
 
+import hashlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 from xml.sax.saxutils import escape
 
 from coordinator.reports.health import percentile
-from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome
+from coordinator.rules.fleet_choice import Change
 from coordinator.sim.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class SimulatedUpdate:
+    """An update: the time at which its batch was formed, the learner's wait, and the ages of its groups."""
+
+    update: int
+    formed_s: float
+    waited_s: float
+    ages: Counter[int]
+    working: int
+    spent: float
+    discarded: float
+    """The wasted groups since the beginning."""
+
+
+@dataclass
+class SimulationOutcome:
+    """All counters of a run."""
+
+    steps: list[SimulatedUpdate] = field(default_factory=list)
+    discarded: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Wasted groups, or parts of them, by the reason."""
+    continued: int = 0
+    """Groups that another node continued."""
+    helped: int = 0
+    """Late groups that were leased to a second node."""
+    forged: int = 0
+    """Forged groups that were accepted."""
+    trained_forged: int = 0
+    """Forged groups that were trained on."""
+    banned: int = 0
+    spreads_s: list[float] = field(default_factory=list)
+    """The time from each publication until half of the nodes could sample from it."""
+    changes: list[tuple[float, Change]] = field(default_factory=list)
+    events: int = 0
+    ended_s: float = 0.0
+    spent: float = 0.0
+    trace: str = ""
+    """A hash of all events in their order: equal runs have equal hashes."""
+
+
+class Trace:
+    """The hash of a run's events so far."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, moment_s: float, what: str) -> None:
+        self._hash.update(f"{moment_s!r} {what}\n".encode())
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()
+
 
 COLOURS = ("#0072b2", "#e69f00", "#999999", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
 

@@ -9,8 +9,8 @@ from coordinator.config import AuditSection, Config
 from coordinator.rules.capacity import OVERLAP, VISIBLE, AdmissionRule, PoolLoad
 from coordinator.rules.fleet_choice import FleetRules
 from coordinator.rules.topology import NodeLinks, fluid_bound_s
+from protocol.limits import HOUR_S
 
-HOUR_S = 3600.0
 BYTES_PER_MBIT = 1e6 / 8
 
 Admission = Literal["visible", "overlap", "buffer"]

@@ -21,10 +21,10 @@ from coordinator.rules.fleet_choice import GroupRecord as Done
 from coordinator.rules.lease_allowance import admissible_groups, is_stale, room_in_buffer
 from coordinator.sim import machines
 from coordinator.sim.machines import NOTHING, SimulatedLease, SimulatedNode, SimulatedSpread, make_node
-from coordinator.sim.outcome import SimulatedUpdate, SimulationOutcome
-from coordinator.sim.progress import Accepted, GroupBuffer, Payroll, VirtualClock
-from coordinator.sim.scenario import HOUR_S, Scenario, around
-from coordinator.sim.work import SimulatedWork
+from coordinator.sim.report import SimulatedUpdate, SimulationOutcome
+from coordinator.sim.scenario import Scenario, around
+from coordinator.sim.work import Accepted, GroupBuffer, Payroll, SimulatedWork, VirtualClock
+from protocol.limits import HOUR_S
 from protocol.work.lease import LeaseEvent
 
 STALLED_S = 10 * 24 * HOUR_S

@@ -27,10 +27,9 @@ from ledger.prepared import Prepared
 from ledger.tables import balances_table
 from protocol import limits
 from protocol.ids import NodeId
+from protocol.limits import HOUR_MS
 from protocol.work.lease import LeaseState, float_class
 from protocol.work.messages import LeaseRequest, Reason
-
-HOUR_MS = 3_600_000
 
 NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
 """The reasons why the learner needs no more groups of a version."""

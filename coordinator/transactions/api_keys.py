@@ -24,10 +24,9 @@ from coordinator.store.tables import IS_OPEN, QUERY_OPEN, api_keys, key_days, le
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.errors import ConfigInvalid, KeyBudgetUsed, KeyRefused, NotAuthorised, NotFound
+from protocol.limits import DAY_MS
 from protocol.policy import chunks
 from protocol.text.money import Unit
-
-DAY_MS = 86_400_000
 
 
 class KeyUsage(NamedTuple):

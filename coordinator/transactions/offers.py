@@ -24,9 +24,9 @@ from coordinator.store.facts import get_fact
 from coordinator.store.tables import IS_OPEN, groups, is_for_training, leases
 from coordinator.transactions import (
     admission,
+    audits,
     curriculum,
     evaluation_leases,
-    exact_work,
     foresight,
     newcomers,
     partial_rollouts,
@@ -257,7 +257,7 @@ def _paid_worker(connection: sa.Connection, node: NodeId, numerics: str, terms: 
     worker = registry.require_worker(connection, node)
     if not terms.exact_bonus or terms.judges_alike or not is_exact(numerics):
         return worker
-    if not exact_work.is_proven(connection, node, numerics, now_ms):
+    if not audits.is_proven_exact(connection, node, numerics, now_ms):
         return worker
     return worker._replace(price_micros_per_mtok=with_bonus(worker.price_micros_per_mtok, terms.exact_bonus))
 

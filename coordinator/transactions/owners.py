@@ -48,6 +48,7 @@ from protocol.errors import (
     WrongAudience,
 )
 from protocol.ids import NodeId
+from protocol.limits import DAY_MS
 from protocol.people.owner import (
     Delegation,
     Earnings,
@@ -62,7 +63,6 @@ from protocol.people.payout_addresses import EXAMPLES
 from protocol.policy import chunks
 
 ADDRESS, DELEGATION = "address", "delegation"
-DAY_MS = 86_400_000
 
 
 class StatementRow(NamedTuple):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from coordinator.config.publish import PublishSection
+from coordinator.config.round import PublishSection
 from coordinator.store.tables import versions
 from ledger import store
 from ledger.entry import Version

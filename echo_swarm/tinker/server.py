@@ -7,7 +7,6 @@
 """
 
 import hmac
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -19,8 +18,6 @@ from echo_swarm.tinker.forms import read_forward_backward
 from echo_swarm.tinker.service import TinkerService
 from protocol import limits
 from protocol.errors import FieldRefused, KeyRefused, MalformedMessage, MessageTooLarge, Overloaded, SwarmError
-
-log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=BaseModel)
 

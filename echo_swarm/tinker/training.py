@@ -7,7 +7,6 @@
 """
 
 import json
-import logging
 import math
 import os
 import shutil
@@ -27,8 +26,6 @@ from echo_swarm.tinker.forms import ForwardBackward, TrainingExample, read_examp
 from echo_swarm.tinker.lora import LoraMatrices, LoraShape, SharedBase
 from protocol import limits
 from protocol.errors import ConfigInvalid, FieldRefused, MessageTooLarge, NonFiniteNumber, NotFound, OutOfOrder
-
-log = logging.getLogger(__name__)
 
 STATE, ABOUT = "state.safetensors", "about.json"
 
@@ -143,13 +140,6 @@ class TinkerModel:
                     for key, value in kept.items()
                     if value is not None
                 }
-
-    def write_version(self, folder: Path, *, as_adapter: bool) -> None:
-        """Write what the swarm publishes."""
-        if as_adapter:
-            self._base.write_adapter(self.matrices, folder)
-        else:
-            self._base.write_merged(self.matrices, folder)
 
     def _require_usable(self, loss: str, examples: Sequence[TrainingExample]) -> None:
         config = self._base.model.config.get_text_config()

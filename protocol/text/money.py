@@ -14,6 +14,8 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from protocol.limits import DAY_S, HOUR_S
+
 MICROS = 1_000_000
 MICRO_DECIMALS = 6
 """Decimals of an exact amount: micro-units are millionths."""
@@ -22,8 +24,6 @@ NAME_MAX_CHARS = 12
 DEFAULT_NAME = "credits"
 DEFAULT_DECIMALS = 4
 
-HOUR_S = 3600
-DAY_S = 24 * HOUR_S
 EARLY_S = 300
 """Time of earning below which a rate would be a guess."""
 

@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 
 from protocol.errors import NonFiniteNumber
 
-SEED_MAX = 2**64 - 1
-"""Seeds and sample numbers are the two 64-bit words of a Philox key."""
-
 _MULTIPLIERS = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
 _KEY_STEPS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B))
 _ROUNDS = 10

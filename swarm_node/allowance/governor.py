@@ -31,9 +31,10 @@ import trio
 
 from protocol import limits
 from protocol.errors import ConfigInvalid
+from protocol.limits import GB
 from swarm_node.allowance import settings
 from swarm_node.allowance.round_gate import OwnerPause, RoundGate, find_round
-from swarm_node.allowance.rules import GB, CardReadings, Decision, Readings, decide, decide_card
+from swarm_node.allowance.rules import CardReadings, Decision, Readings, decide, decide_card
 from swarm_node.base.disk import write_durably
 from swarm_node.coordinator_api.join_string import JoinString, parse
 from swarm_node.machine import gpu, use

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from protocol import limits as bounds
+from protocol.limits import GB
 from protocol.text.money import unitless_price
 from swarm_node.allowance.settings import CardLimits, Limits
 
@@ -26,8 +27,6 @@ AT_ONCE: frozenset[Why] = frozenset({"paused", "idle", "battery", "heat"})
 BREAKS: frozenset[Why] = frozenset({"power", "heat"})
 """Reasons that end within minutes, so that loading the engine again would cost more than keeping it."""
 
-GB = 10**9
-"""Decimal gigabyte, as network providers count."""
 
 POWER_RESUME_SHARE = 0.9
 """The share of the limit to which the mean must fall before work resumes, to avoid rapid changes."""
@@ -88,9 +87,8 @@ class Decision(NamedTuple):
 
     reasons: tuple[LimitReason, ...] = ()
     """Reasons against working; empty: it may work."""
-    may_upload: bool = True
     no_upload: str = ""
-    """Reason why it may not upload."""
+    """Reason why it may not upload; empty: it may."""
 
     @property
     def may_work(self) -> bool:
@@ -128,8 +126,7 @@ def decide(limits: Limits, seen: Readings, cards: Mapping[int, Decision] = NO_CA
             for number, card in cards.items()
             for reason in card.reasons
         )
-    no_upload = _no_upload(limits, seen)
-    return Decision(reasons, not no_upload, no_upload)
+    return Decision(reasons, _no_upload(limits, seen))
 
 
 def decide_card(number: int, limits: Limits, seen: CardReadings) -> Decision:

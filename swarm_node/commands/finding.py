@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import trio
 
-from ledger.directory import DAY_MS, KnownRound, Sighting, look_alikes, require_possible
+from ledger.directory import KnownRound, Sighting, look_alikes, require_possible
 from ledger.listing import OpenListing, contradiction
 from protocol.errors import NotFound, ProofInvalid, SwarmError, Unreachable, UntrustedMetadata, named
+from protocol.limits import DAY_MS
 from protocol.policy.manifest import open_manifest
 from protocol.text.plain import size_text
 from protocol.wire.signing import NodeKey

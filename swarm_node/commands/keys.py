@@ -6,7 +6,6 @@
 """
 
 import json
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,7 @@ from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
 from protocol.text.commands import lesson
 from protocol.text.money import CREDITS, Unit, pace_text
 from protocol.text.plain import counted
+from swarm_node.base.clock import now_ms
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, HomeOfRound, JoinText, WholeSentences
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def rotate(
     """
     from swarm_node.keys import identity
 
-    old, new = identity.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
+    old, new = identity.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=now_ms())
     typer.echo(f"The node id changed from {old} to {new}.")
     if keep_history:
         aside = home / f"old-{old[-8:]}"
@@ -167,7 +167,7 @@ def delegate(
     from protocol.people.owner import Delegation, seal_statement
     from swarm_node.base.disk import write_durably
 
-    said = _typed(Delegation, node_id=node_id, number=_number())
+    said = _typed(Delegation, node_id=node_id, number=now_ms())
     target = out or Path(f"delegation-{node_id[-8:]}")
     data = seal_statement(unlocked(owner_key, passphrase_file, passphrase_fd), said)
     write_durably(target, data, temp_folder=target.parent)
@@ -196,7 +196,7 @@ def revoke(
     from protocol.people.owner import Revocation
     from swarm_node.coordinator_api import last_round
 
-    said = _typed(Revocation, node_id=node_id, number=_number())
+    said = _typed(Revocation, node_id=node_id, number=now_ms())
     reply = _state(last_round.chosen(join_string, home), unlocked(owner_key, passphrase_file, passphrase_fd), said)
     typer.echo(f"{reply.outcome}: the key of {node_id} is revoked.")
 
@@ -247,7 +247,7 @@ def address(
         hint = f"For example {EXAMPLES.get(scheme, EXAMPLES['sepa'])!r}; see `swarm-node keys address --help`."
         raise ConfigInvalid(f"The payout address is not valid: {error}.", hint=hint) from None
     join = last_round.chosen(join_string, home)
-    said = _typed(PayoutAddress, round_id=join.round_id, address=where, number=_number())
+    said = _typed(PayoutAddress, round_id=join.round_id, address=where, number=now_ms())
     reply = _state(join, unlocked(owner_key, passphrase_file, passphrase_fd), said)
     typer.echo(f"{reply.outcome}: {where} applies from {day(reply.counts_from_ms)}.")
 
@@ -392,7 +392,6 @@ def show_earnings(
         typer.echo(json.dumps(summary.model_dump() | more))
         return
     from protocol.text.plain import one_line
-    from swarm_node.base.clock import now_ms
     from swarm_node.ledger.notices import day
     from swarm_node.owner.status_lines import payout_lines
 
@@ -423,10 +422,6 @@ def _typed(kind: "type[Statement]", **fields: str | int) -> "Statement":
         return kind.from_value({"kind": kind.model_fields["kind"].default, **fields})
     except MalformedMessage as error:
         raise ConfigInvalid(error.message) from None
-
-
-def _number() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def unlocked(path: Path, file: Path | None, descriptor: int | None) -> "NodeKey":

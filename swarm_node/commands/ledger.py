@@ -401,13 +401,13 @@ async def _payouts(join: "JoinString", home: Path, offline: bool) -> "tuple[list
     from swarm_node.coordinator_api.client import Coordinator
     from swarm_node.coordinator_api.join_string import round_folder
     from swarm_node.keys import identity
-    from swarm_node.ledger import payouts as keeping
+    from swarm_node.ledger import receipts as keeping
 
     folder = round_folder(home, join) / keeping.PAYOUTS
     coordinator = Coordinator(join.url, join.round_id, identity.find_identity(home).key)
     try:
         ask = None if offline else coordinator.payout
-        lines = [line async for line in keeping.fetch(ask, join.round_id, folder)]
+        lines = [line async for line in keeping.fetch_payouts(ask, join.round_id, folder)]
         return lines, await _unit(None if offline else coordinator.origin, join, home)
     finally:
         await coordinator.close()

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 import trio
 
 from ledger.directory import (
-    DAY_MS,
     DIRECTORY_MAX_BYTES,
     Directory,
     KnownRound,
@@ -25,9 +24,9 @@ from ledger.directory import (
 )
 from protocol.errors import ConfigInvalid, ProofInvalid, SwarmError, named
 from protocol.ids import NodeId
+from protocol.limits import DAY_MS
 from protocol.text.plain import counted
-from protocol.wire.signed_json import read_object
-from protocol.wire.signing import NodeKey
+from protocol.wire.signing import NodeKey, read_object
 from swarm_node.base import clock
 from swarm_node.base.disk import write_durably
 from swarm_node.commands.finding import prove

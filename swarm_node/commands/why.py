@@ -42,9 +42,8 @@ from swarm_node.base import clock
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.coordinator_api.join_string import POLICIES, SEEN_LOG, TRUST_FILE, JoinString, round_folder
 from swarm_node.engine import memory
-from swarm_node.ledger import audit_report, ledger_check
-from swarm_node.ledger.audit_report import ReportedAudit, ReportedPosition
-from swarm_node.ledger.ledger_check import Logged
+from swarm_node.ledger import ledger_check
+from swarm_node.ledger.ledger_check import Logged, ReportedAudit, ReportedPosition
 from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import TRIES, LogWatch, Overtaken
 from swarm_node.ledger.receipts import RECEIPTS
@@ -220,7 +219,7 @@ def report(
         rejection = left.pop(explanation.lease_id, None)
         if as_json:
             summary = explanation.model_dump(exclude={"lease", "rollout", "fragments", "report"})
-            its_report = audit_report.read(explanation.report)
+            its_report = ledger_check.read_report(explanation.report)
             unreadable: dict[str, Any] = {"unreadable": True}
             seen = its_report.model_dump(exclude_unset=True) if its_report else unreadable
             if seen:
@@ -251,7 +250,7 @@ def _has_more(explanation: Explanation) -> bool:
         LeaseState.REJECTED,
         ClaimState.VOIDED,
     )
-    return wrong or bool(explanation.appeal) or audit_report.read(explanation.report) is None
+    return wrong or bool(explanation.appeal) or ledger_check.read_report(explanation.report) is None
 
 
 def _legend(answer: Explanations) -> Iterator[str]:
@@ -300,7 +299,7 @@ def _lines(explanation: Explanation, holds: Callable[[int], bool]) -> Iterator[s
         yield f"  claim {explanation.claim_id}"
     if explanation.said:
         yield f"  {explanation.said}"
-    its_report = audit_report.read(explanation.report)
+    its_report = ledger_check.read_report(explanation.report)
     yield from _reported(its_report) if its_report else ("  the audit report cannot be read",)
     version = None
     if explanation.lease:
@@ -433,7 +432,7 @@ def _held(join: JoinString, home: Path, version: int) -> Path | None:
 
 def _neighbours(explanation: Explanation, version: int) -> list[int]:
     """Return the versions that the audit compared the claim with; without an audit the previous one."""
-    fits = its_report.fits if (its_report := audit_report.read(explanation.report)) else None
+    fits = its_report.fits if (its_report := ledger_check.read_report(explanation.report)) else None
     named = [version - 1] if fits is None else [fit.version for fit in fits]
     return sorted({other for other in named if other > 0} - {version})
 
@@ -486,7 +485,7 @@ def replay(join: JoinString, home: Path, me: NodeId, answer: Explanations, say: 
         size_bytes = sum(file.stat().st_size for file in folder.glob("policies/*/*"))
         allowed = memory.allowed_bytes(size_bytes, use.memory_bytes()[1])
         code = memory.run_within(command, allowed_bytes=allowed, seconds_max=REPLAY_MAX_S)
-    its_report = audit_report.read(answer.explanations[0].report)
+    its_report = ledger_check.read_report(answer.explanations[0].report)
     nearer = its_report is None or any(finding.rule == "version" for finding in its_report.findings)
     if missing and code in SOFTER and nearer:
         how = "found" if its_report else "may have found"

@@ -25,8 +25,6 @@ from protocol.policy.origin import OriginList
 from protocol.wire import canonical
 from protocol.wire.message import Message
 from protocol.wire.signing import NodeKey
-from protocol.work.appeal import AppealReply
-from protocol.work.auditing import Explanations, Why
 from protocol.work.messages import (
     Dial,
     Dialled,
@@ -48,11 +46,14 @@ from protocol.work.messages import (
     VersionRequest,
     seal_request,
 )
+from swarm_node.base.clock import now_ms
 from swarm_node.coordinator_api.origin import COORDINATORS, PLAIN, Origin, no_answer, read_at_most, retry_after_s
 
 if TYPE_CHECKING:
     from ledger.payout_proof import PayoutReply
     from ledger.witness import CosignatureReply
+    from protocol.work.appeal import AppealReply
+    from protocol.work.auditing import Explanations, Why
 
 M = TypeVar("M", bound=Message)
 
@@ -136,8 +137,10 @@ class Coordinator:
         envelope = self._key.seal("receipt", receipt.to_bytes())
         return await self._call("/v1/fetched", Fetched(receipt=envelope), HeartbeatReply)
 
-    async def why(self, message: Why) -> Explanations:
+    async def why(self, message: "Why") -> "Explanations":
         """Request the outcome of this node's leases."""
+        from protocol.work.auditing import Explanations
+
         return await self._call("/v1/verdicts", message, Explanations)
 
     async def earnings(self) -> Earnings:
@@ -154,8 +157,10 @@ class Coordinator:
         """Send an owner's signed statement."""
         return StatementReply.from_bytes(await self._read("POST", "/v1/owners", statement, limits.MESSAGE_MAX_BYTES))
 
-    async def appeal(self, appeal: bytes) -> AppealReply:
+    async def appeal(self, appeal: bytes) -> "AppealReply":
         """Send a signed appeal of a node or its owner against a fault or a ban."""
+        from protocol.work.appeal import AppealReply
+
         return AppealReply.from_bytes(await self._read("POST", "/v1/appeals", appeal, limits.MESSAGE_MAX_BYTES))
 
     async def cosign(self, note: bytes) -> "CosignatureReply":
@@ -214,7 +219,7 @@ class Coordinator:
             round_id=self._round_id,
             path=path,
             nonce=secrets.token_bytes(limits.NONCE_BYTES),
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=now_ms(),
             body=message,
         )
         return kind.from_bytes(await self._read("POST", path, request, limits.MESSAGE_MAX_BYTES))

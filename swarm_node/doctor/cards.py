@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from protocol.limits import GB
 from protocol.text.plain import size_text
 from swarm_node.base.disk import existing
 from swarm_node.doctor.report import CheckResult, fail, ok, skip, warn
@@ -21,8 +22,6 @@ from swarm_node.machine.gpu import CUDA_MAJOR, Card, GpuProbe, driver_major, new
 
 HOT_CELSIUS = 87.0
 """Temperature at which cards slow down."""
-
-GB = 10**9
 
 
 def card(seen: GpuProbe) -> CheckResult:

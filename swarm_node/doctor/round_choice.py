@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ledger.directory import DAY_MS, KnownRound
+from ledger.directory import KnownRound
 from protocol.errors import ConfigInvalid
+from protocol.limits import DAY_MS
 from protocol.text.money import Unit
 from protocol.text.plain import counted
 from swarm_node.doctor.forecast import Forecast, hourly_text

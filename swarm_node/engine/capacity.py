@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
+from protocol.limits import GB
 from swarm_node.engine.cards import free_bytes, free_on_joined, select_cards
 from swarm_node.engine.choose import EngineOptions, HostMachine, choose
-from swarm_node.engine.precision import GB, Memory, device_of, part_bytes
+from swarm_node.engine.precision import Memory, device_of, part_bytes
 from swarm_node.machine.gpu import GpuProbe
 
 

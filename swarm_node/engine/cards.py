@@ -15,10 +15,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
+from protocol.limits import GB
 from swarm_node.engine.vllm.command import JOINED
 from swarm_node.machine.gpu import Card, GpuProbe, Vendor, only_cards
-
-GB = 10**9
 
 
 class EngineCard(NamedTuple):

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -97,8 +97,7 @@ class EngineClient:
     def __init__(
         self,
         command: Sequence[str] | Choose,
-        log: IO[bytes] | int | None,
-        answer_timeout_s: float,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
         *,
         environment: Mapping[str, str] = NOTHING_SET,
         children: int = 1,
@@ -106,7 +105,6 @@ class EngineClient:
     ) -> None:
         self._choose = command if callable(command) else None
         self._command = [] if callable(command) else list(command)
-        self._log = log
         self._environment, self._children, self._cards = environment, children, cards
         self._answer_timeout_s = answer_timeout_s
         self._process: trio.Process | None = None
@@ -309,7 +307,6 @@ class EngineClient:
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._log,
                 env=os.environ | self._environment,
                 process_group=0,
             )
@@ -426,10 +423,10 @@ class _Reported(Exception):
 
 @asynccontextmanager
 async def open_engine(
-    command: Sequence[str] | Choose, *, log: IO[bytes] | int | None = None, answer_timeout_s: float = ANSWER_TIMEOUT_S
+    command: Sequence[str] | Choose, *, answer_timeout_s: float = ANSWER_TIMEOUT_S
 ) -> AsyncIterator[EngineClient]:
-    """Open an engine for the duration of the block; the child starts with the first command, and logs to `log`."""
-    client = EngineClient(command, log, answer_timeout_s)
+    """Open an engine for the duration of the block; the child starts with the first command."""
+    client = EngineClient(command, answer_timeout_s)
     failed: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.watch)

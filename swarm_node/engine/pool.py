@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import trio
 
@@ -33,7 +33,7 @@ from swarm_node.engine.card_engine import (
     joined_permit,
 )
 from swarm_node.engine.cards import EngineCard
-from swarm_node.engine.client import ANSWER_TIMEOUT_S, Choose, EngineClient
+from swarm_node.engine.client import Choose, EngineClient
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, SampleRequest
 from swarm_node.engine.throughput import SampleWork, Throughput, measure
 
@@ -337,7 +337,7 @@ class EnginePool:
         """Record a card's failure, and take its groups."""
         engine.loaded, engine.tried, engine.error = None, target, error
         engine.failures += 1
-        pause_s = CARD_PAUSES_S[min(engine.failures, len(CARD_PAUSES_S)) - 1]
+        pause_s = limits.retry_pause_s(engine.failures - 1, CARD_PAUSES_S)
         engine.retry_at = trio.current_time() + pause_s
         if engine.failures >= CARD_FAILURES_MAX:
             engine.barred = target
@@ -455,18 +455,13 @@ class EnginePool:
 async def open_pool(
     command: Sequence[str] | Choose,
     cards: Sequence[EngineCard] = (EngineCard(),),
-    *,
-    log: IO[bytes] | int | None = None,
-    answer_timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> AsyncIterator[EnginePool]:
     """Open the engines of all cards for the duration of the block; each child starts with the first load."""
     used = max(1, sum(not card.left_out for card in cards))
     engines = [
         CardEngine(
             card,
-            EngineClient(
-                command, log, answer_timeout_s, environment=card.environment, children=used, cards=len(card.numbers)
-            ),
+            EngineClient(command, environment=card.environment, children=used, cards=len(card.numbers)),
         )
         for card in cards
     ]

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid, EngineFailed
+from protocol.limits import GB
 from protocol.work.lease import EXACT, is_exact
 from swarm_node.engine.choose import AUTO, ENGINES, NONE_HERE, EngineOptions, HostMachine, choose
 from swarm_node.engine.vllm.command import INSTALL, JOINED
 
 log = logging.getLogger(__name__)
 
-GB = 10**9
 
 DESCRIBED_S = 60.0
 """Time-out of a child that imports numpy and reads a few kilobytes."""

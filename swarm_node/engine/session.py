@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from protocol.errors import EngineFailed, SwarmError
-from swarm_node.engine import policy_text
+from swarm_node.engine import policy_files
 from swarm_node.engine.messages import (
     Cancelled,
     CancelRequests,
@@ -135,7 +135,7 @@ class Session:
     def _encode(self, texts: Sequence[str]) -> Encoded:
         if self._folder is None:
             raise EngineFailed("No policy is loaded.", hint="Load a policy before encoding.")
-        return Encoded(prompts=policy_text.encode(self._folder, texts))
+        return Encoded(prompts=policy_files.encode(self._folder, texts))
 
     def _add(self, request: SampleRequest) -> None:
         try:

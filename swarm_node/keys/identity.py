@@ -16,14 +16,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.ids import NodeId
-from protocol.people.owner import Delegation, open_statement, seal_statement
-from protocol.wire.signing import NodeKey
 from swarm_node.base import disk
 from swarm_node.base.disk import disk_named, sync_folder, write_durably
-from swarm_node.keys import delegation
+
+if TYPE_CHECKING:
+    from protocol.wire.signing import NodeKey
 
 FILE = "node.key"
 """File in a node's home."""
@@ -33,7 +34,7 @@ FILE = "node.key"
 class Identity:
     """A key and its 32-byte seed, which libp2p needs too."""
 
-    key: NodeKey
+    key: "NodeKey"
     seed: bytes = field(repr=False)
 
 
@@ -105,6 +106,8 @@ def _create(path: Path, seed: bytes | None = None) -> None:
 
 
 def _load(path: Path) -> Identity:
+    from protocol.wire.signing import NodeKey  # not for commands that only look whether there is a node
+
     try:
         seed = bytes.fromhex(path.read_text().strip())
     except (ValueError, UnicodeDecodeError):
@@ -126,6 +129,9 @@ NEXT = "next.key"
 
 def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number: int = 1) -> tuple[NodeId, NodeId]:
     """Replace the key; return the old and the new node id. `number` is that of the delegation with `keep_history`."""
+    from protocol.people.owner import Delegation, seal_statement
+    from swarm_node.keys import delegation
+
     key = home / FILE
     find_identity(home)
     with only_agent(home):
@@ -160,6 +166,9 @@ def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number:
 
 def _works_for_another(home: Path, me: NodeId) -> bool:
     """Return True if the home has a delegation, other than that of its own key after an interrupted rotation."""
+    from protocol.people.owner import open_statement
+    from swarm_node.keys import delegation
+
     path = home / delegation.FILE
     try:
         return path.exists() and open_statement(path.read_bytes())[0] != me

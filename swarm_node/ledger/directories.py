@@ -49,7 +49,7 @@ from protocol.errors import (
     named,
 )
 from protocol.ids import NodeId
-from protocol.wire.signed_json import read_object
+from protocol.wire.signing import read_object
 from swarm_node.base.disk import disk_named, hold_lock, write_durably
 from swarm_node.coordinator_api.join_string import JoinString, is_in_own_network, is_public, resolve
 from swarm_node.coordinator_api.origin import Patience, open_origin

@@ -13,13 +13,18 @@ A coordinator could report one thing to this node and another to others.
 - A verdict precedes the settlement that it leads to: a claim that is settled without a verdict had none.
 - A missing entry is no contradiction: a checkpoint comes every few seconds. Without a receipt nothing is compared.
 - A hard finding may come after another void; so its code is not compared, but its verdict is.
+- Of the auditor's own report (`ReportedAudit`), every field that is printed or used is validated first. Otherwise an
+  invalid report would end `why` before it could print the log's entry. Other fields, as in the report of a later
+  auditor version, are kept for scripts.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ledger import proof, tree
 from ledger.checkpoint import Checkpoint
@@ -27,6 +32,7 @@ from ledger.entry import Pending, Post, Reinstate, VerdictEntry, Void, parse
 from ledger.proof import LedgerReceipt, Proven
 from ledger.tiles import TILE_HASHES, Tile, tile_of
 from ledger.tree import leaf_hash
+from protocol import limits
 from protocol.errors import NotFound, ProofInvalid
 from protocol.ids import NodeId
 from protocol.policy import chunks
@@ -34,6 +40,65 @@ from protocol.work.auditing import Explanation
 from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import LogWatch
 from swarm_node.ledger.receipts import kept_receipt
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Reported(BaseModel):
+    """Base of the parts of a report; unlike a message it may have additional fields."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+
+
+class ReportedPosition(Reported):
+    """A token position: the claimed values, and those of the audit."""
+
+    sample: Count
+    position: Count
+    claimed: Count
+    dictated: Count
+    margin: float
+    claimed_logprob: float
+    logprob: float
+
+
+class ReportedFinding(Reported):
+    """A rule that the claim broke."""
+
+    rule: str
+    outcome: str
+    expected: str
+    observed: str
+    positions: tuple[ReportedPosition, ...]
+
+
+class ReportedFit(Reported):
+    """Another version that the audit compared the claim with."""
+
+    version: Count
+
+
+class ReportedAudit(Reported):
+    """Result of an audit of one claim, or the reason why it has no result; empty without an audit."""
+
+    findings: tuple[ReportedFinding, ...] = ()
+    fits: tuple[ReportedFit, ...] | None = None
+    validator: str = ""
+    tolerance: str = ""
+    calibration: Count = 0
+    error: str = ""
+    note: str = ""
+
+
+def read_report(report: bytes) -> ReportedAudit | None:
+    """Parse a report; None if it is not a valid auditor's report."""
+    if len(report) > limits.AUDIT_REPORT_MAX_BYTES:
+        return None
+    try:
+        return ReportedAudit.model_validate_json(report or b"{}")
+    except ValidationError:
+        return None
+
 
 TOLD = ("pass", "soft", "hard", "pardon")
 """Findings that have a verdict in the log."""

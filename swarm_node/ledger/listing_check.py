@@ -9,7 +9,7 @@
   else is. A log that is not served, or changed on the way, leaves the listing unproved.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ledger import book
 from ledger.book import BookBroken
@@ -27,7 +27,6 @@ async def check_listing(
     reader: LogReader,
     said: OpenListing,
     sightings: Sequence[Sighting] = (),
-    tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
     """Read the log that a listing names, and raise `ProofInvalid` if it does not prove what the listing says."""
     size = said.checkpoint.size
@@ -41,7 +40,7 @@ async def check_listing(
     totals = LogTotals(said)
     log = ReadLog(totals.add)
     for stop in sorted({*totals.sizes, *(stop for stop in seen if stop <= size)}):
-        await _read_to(reader, log, stop, size, said, tell)
+        await _read_to(reader, log, stop, size, said)
         totals.reach(stop, log.state)
         if stop in seen and seen[stop] != log.root(stop).hex():  # (3)
             raise UntrustedMetadata(f"{said.name} serves another log of {stop} entries than its curator saw.")
@@ -52,9 +51,7 @@ async def check_listing(
     totals.finish(log.root(size))  # (2, 4)
 
 
-async def _read_to(
-    reader: LogReader, log: ReadLog, stop: int, size: int, said: OpenListing, tell: Callable[[int, int], None]
-) -> None:
+async def _read_to(reader: LogReader, log: ReadLog, stop: int, size: int, said: OpenListing) -> None:
     """Read the entries up to `stop` in a log of `size` entries (2)."""
     while log.size < stop:
         number = log.size // TILE_HASHES
@@ -64,4 +61,3 @@ async def _read_to(
             log.add((await reader.entries(number, size))[log.size - first : stop - first])
         except (MalformedMessage, NotCanonical, BookBroken, ProofInvalid) as error:
             raise UntrustedMetadata(f"The log of {said.name} is not valid: {error}") from None
-        tell(log.size, size)

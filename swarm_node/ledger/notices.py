@@ -137,10 +137,10 @@ FIRST_LOOKS_S = (5.0, 10.0, 15.0, 30.0)
 class Notices:
     """State of the owner's payout address."""
 
-    def __init__(self, coordinator: Coordinator, folder: Path, today: Callable[[], date] = local_day) -> None:
+    def __init__(self, coordinator: Coordinator, folder: Path) -> None:
         self._coordinator = coordinator
         self._path = folder / "address.json"
-        self._earned = EarnedToday(folder / TODAY_FILE, today)
+        self._earned = EarnedToday(folder / TODAY_FILE, local_day)
         self.today_micros: int | None = None
         """Credit since midnight; None before the first answer."""
         self.last: tuple[int, Earnings] | None = None

@@ -3,7 +3,7 @@
 - A note is signed only in the place of the one that its consistency was proved with, and saved before it is shown.
   The lock is held from the comparison to the save: two programs of one witness cannot sign two histories.
 - Every way to sign goes through the record: the command that reads a round's log, and the server that logs call.
-- The server is C2SP's tlog-witness over HTTP (`ledger.add_checkpoint` has the format and the decision). It signs for
+- The server is C2SP's tlog-witness over HTTP (`ledger.witness` has the format and the decision). It signs for
   the logs whose keys the owner named, and for no others. `GET /<hash of an origin>/checkpoint` returns the last note of
   a log. After a rotation the newer key of a round counts, too, without a restart, and the older one until the newer has
   signed. One request is decided at a time. While the record cannot be read or saved, nothing is signed.
@@ -19,10 +19,10 @@ from pathlib import Path
 import trio
 
 from ledger import note, witness
-from ledger.add_checkpoint import PATH, REQUEST_MAX_BYTES, SIZE_KIND, AddCheckpoint, Objection, judge
 from ledger.checkpoint import Sign, read_saved
 from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES, Note, NoteKey
+from ledger.witness import PATH, REQUEST_MAX_BYTES, SIZE_KIND, AddCheckpoint, Objection, judge
 from protocol.errors import CheckpointInvalid, ConfigInvalid, MalformedMessage, SwarmError
 from swarm_node.base import disk
 from swarm_node.base.disk import disk_named, write_durably

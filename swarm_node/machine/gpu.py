@@ -20,11 +20,12 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
+from protocol.limits import MIB
+
 ASK_TIMEOUT_S = 10.0
 """A card that wakes up takes 2 s to answer; a hanging driver never does."""
 
 FIELDS = ("name", "driver_version", "memory.total", "memory.used", "temperature.gpu", "power.draw", "power.limit")
-MIB = 1024 * 1024
 
 CUDA_MAJOR = 13
 """Major version of CUDA for which the torch and the vLLM of our lists are built."""

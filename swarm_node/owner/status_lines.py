@@ -7,11 +7,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from protocol.limits import GB
 from protocol.text.money import EarningPace, Unit, next_payout, pace_text, parse_unit
 from protocol.text.plain import counted, one_line, size_text
 from swarm_node.versions.progress import progress_text
-
-GB = 10**9
 
 
 def of_status(state: dict[str, Any]) -> Iterator[str]:

@@ -17,8 +17,7 @@ import trio
 
 from protocol.errors import MessageTooLarge
 from swarm_node.coordinator_api.origin import read_at_most
-from swarm_node.reach import igd_messages as igd
-from swarm_node.reach import port_messages as messages
+from swarm_node.reach import messages
 from swarm_node.reach.gateway import Gateway, NoMapping
 
 T = TypeVar("T")
@@ -111,8 +110,8 @@ class Upnp:
     """UPnP's Internet Gateway Device."""
 
     name: str = "UPnP"
-    search_at: tuple[str, int] = (igd.GROUP, igd.GROUP_PORT)
-    _service: igd.Service | None = None
+    search_at: tuple[str, int] = (messages.GROUP, messages.GROUP_PORT)
+    _service: messages.Service | None = None
     _external: int = 0
     """The port that the router forwards."""
 
@@ -128,8 +127,8 @@ class Upnp:
         if self._service is not None and self._external:
             await _act(gateway, self._service, "DeletePortMapping", **_entry(self._external))
 
-    async def _map(self, service: igd.Service, gateway: Gateway, port: int, lease_s: int) -> Mapping:
-        address = igd.read_value(await _act(gateway, service, "GetExternalIPAddress"), "NewExternalIPAddress")
+    async def _map(self, service: messages.Service, gateway: Gateway, port: int, lease_s: int) -> Mapping:
+        address = messages.read_value(await _act(gateway, service, "GetExternalIPAddress"), "NewExternalIPAddress")
         try:
             IPv4Address(address)
         except AddressValueError:
@@ -143,15 +142,17 @@ class Upnp:
                 return Mapping(address, external, granted_s)
         raise NoMapping("other machines hold the external ports")
 
-    async def _is_free(self, service: igd.Service, gateway: Gateway, external: int) -> bool:
+    async def _is_free(self, service: messages.Service, gateway: Gateway, external: int) -> bool:
         """Return False if another machine holds a port: some routers would silently reassign it."""
         try:
             holder = await _act(gateway, service, "GetSpecificPortMappingEntry", **_entry(external))
-        except igd.RouterFault:  # 714: there is no such entry
+        except messages.RouterFault:  # 714: there is no such entry
             return True
-        return igd.read_value(holder, "NewInternalClient") in ("", gateway.own_address)
+        return messages.read_value(holder, "NewInternalClient") in ("", gateway.own_address)
 
-    async def _add(self, service: igd.Service, gateway: Gateway, port: int, external: int, lease_s: int) -> int | None:
+    async def _add(
+        self, service: messages.Service, gateway: Gateway, port: int, external: int, lease_s: int
+    ) -> int | None:
         """Add a mapping and return its lease; None if another machine holds the port."""
         arguments = _entry(external) | {"NewInternalPort": port, "NewInternalClient": gateway.own_address}
         arguments |= {"NewEnabled": 1, "NewPortMappingDescription": "echo-swarm"}
@@ -159,17 +160,17 @@ class Upnp:
             try:
                 await _act(gateway, service, "AddPortMapping", **arguments, NewLeaseDuration=granted_s)
                 return granted_s
-            except igd.RouterFault as refused:
-                if refused.code == igd.CONFLICT:
+            except messages.RouterFault as refused:
+                if refused.code == messages.CONFLICT:
                     return None
-                if refused.code != igd.PERMANENT_LEASES_ONLY or not granted_s:
+                if refused.code != messages.PERMANENT_LEASES_ONLY or not granted_s:
                     raise
         return None
 
-    async def _find(self, gateway: Gateway) -> igd.Service:
+    async def _find(self, gateway: Gateway) -> messages.Service:
         location = await self._search(gateway)
         document = await _http(gateway, "GET", location)
-        return igd.read_description(document, location, gateway.address)
+        return messages.read_description(document, location, gateway.address)
 
     async def _search(self, gateway: Gateway) -> str:
         """Return the URL of the gateway's own description; answers of other devices are ignored."""
@@ -178,12 +179,12 @@ class Upnp:
                 await asker.bind((gateway.own_address, 0))
                 asker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(gateway.own_address))
                 asker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
-                for target in igd.TARGETS:
-                    await asker.sendto(igd.search_request(target), self.search_at)
+                for target in messages.TARGETS:
+                    await asker.sendto(messages.search_request(target), self.search_at)
                 with trio.move_on_after(SEARCH_S):
                     for _ in range(DATAGRAMS_MAX):
                         data, (sender, *_) = await asker.recvfrom(DATAGRAM_MAX_BYTES)
-                        location = igd.read_search(data, gateway.address) if sender == gateway.address else None
+                        location = messages.read_search(data, gateway.address) if sender == gateway.address else None
                         if location:
                             return location
             except OSError as error:
@@ -209,8 +210,8 @@ async def ask(gateway: Gateway, port: int, request: bytes, read: Callable[[bytes
     raise NoMapping("it does not answer")
 
 
-async def _act(gateway: Gateway, service: igd.Service, action: str, **arguments: str | int) -> bytes:
-    headers, body = igd.action_request(service, action, **arguments)
+async def _act(gateway: Gateway, service: messages.Service, action: str, **arguments: str | int) -> bytes:
+    headers, body = messages.action_request(service, action, **arguments)
     return await _http(gateway, "POST", service.url, headers, body)
 
 
@@ -229,7 +230,7 @@ async def _http(
     try:
         with trio.fail_after(HTTP_S):
             async with client, client.stream(method, url, headers=asked, content=body) as response:
-                document, status = await read_at_most(response, igd.DOCUMENT_MAX_BYTES), response.status_code
+                document, status = await read_at_most(response, messages.DOCUMENT_MAX_BYTES), response.status_code
     except trio.TooSlowError:
         raise NoMapping("it answers too slowly") from None
     except MessageTooLarge:
@@ -237,7 +238,7 @@ async def _http(
     except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
         raise NoMapping(f"it does not answer ({type(error).__name__})") from None
     if status == 500 and method == "POST":  # a fault in SOAP
-        raise igd.read_fault(document)
+        raise messages.read_fault(document)
     if status != 200:
         raise NoMapping(f"it answers with HTTP status {status}")
     return document

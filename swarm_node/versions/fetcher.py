@@ -1,14 +1,21 @@
 """Fetcher of versions: finds a version on this disk, or downloads it and builds its folder while chunks arrive.
 
-- A version that does not fit on the disk is not downloaded (`disk_space`).
 - Weights that another round of this home is fetching are waited for, and then shared.
 - Chunks that neither a kept version nor the one being fetched has are deleted first.
 - A peer that sent wrong chunks is asked later, and reported in the next heartbeat (`traffic.blames`).
+
+A version that does not fit on the disk is not downloaded.
+
+- The need follows from the signed manifest and the existing files: the missing chunks, and the files that `assemble`
+  builds from them. A manifest with absurd sizes is never downloaded.
+- No existing file is removed to make room: the error states the missing amount, and the owner decides.
+- The disk may still fill up, by other programs or because of a hidden quota: that is handled when it happens.
 """
 
 import logging
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,11 +24,12 @@ from typing import NamedTuple
 
 import trio
 
-from protocol.errors import UnknownChunk
+from protocol.errors import DiskFull, UnknownChunk
 from protocol.ids import ChunkId
 from protocol.policy.manifest import PolicyManifest
 from protocol.text.plain import size_text
 from protocol.work.messages import Blame, FetchPlan, Transfer, TransferReceipt
+from swarm_node.base.disk import existing
 from swarm_node.base.logs import DRAWN
 from swarm_node.chunks.arrivals import Arrivals
 from swarm_node.chunks.blobs import BlobStore
@@ -29,7 +37,7 @@ from swarm_node.coordinator_api.origins import Origins
 from swarm_node.p2p.download import DownloadProgress, FetchReport, fetch_chunks
 from swarm_node.p2p.fetch import ChunkMemory
 from swarm_node.p2p.host import Host
-from swarm_node.versions import assemble, disk_space
+from swarm_node.versions import assemble
 from swarm_node.versions.assemble import Draft
 from swarm_node.versions.broadcast_plans import BroadcastPlans
 from swarm_node.versions.other_rounds import OtherRounds
@@ -170,7 +178,7 @@ class VersionFetcher:
         """Return the files to begin with, and the chunks that a version needs; raise an error if it does not fit."""
         bases = assemble.held_files(self.folder, manifest, self._digests)
         sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
-        disk_space.require(self.folder, manifest, bases, sizes, self._blobs)
+        require(self.folder, manifest, bases, sizes, self._blobs)
         self._digests.clear()
         return bases, sizes
 
@@ -213,3 +221,44 @@ class VersionFetcher:
     def _show_progress(self, progress: DownloadProgress) -> None:
         if self.download is not None and self.download.advance(progress, len(self._host.connected())):
             log.info("%s", progress_text(self.download.to_json()), extra={DRAWN: True})
+
+
+class VersionTooLarge(DiskFull):
+    """The disk has less free space than a version needs; the version is not fetched."""
+
+    code = "version_too_large"
+
+
+def needed_bytes(manifest: PolicyManifest, held: Collection[str], missing_bytes: int) -> int:
+    """Return the peak disk usage of building the version, given files with the digests in `held`.
+
+    First all anchors grow while their chunks arrive. Then one file after the other is patched: a patch is unpacked, a
+    new file is built with it, and the previous one is removed if it belongs to this version.
+    """
+    routes = [(entry, entry.route(held)) for entry in manifest.files]
+    taken = missing_bytes + sum(route.anchor_bytes for _, route in routes)
+    most = taken
+    for entry, route in routes:
+        before = route.anchor_bytes
+        sizes = list(entry.sizes().values())
+        for patch, size in zip(route.patches, sizes[len(sizes) - len(route.patches) :], strict=True):
+            most = max(most, taken + patch.size_bytes + size)
+            taken += size - before
+            before = size
+    return most
+
+
+def require(
+    folder: Path, manifest: PolicyManifest, held: Collection[str], sizes: Mapping[ChunkId, int], blobs: BlobStore
+) -> None:
+    """Raise an error if a version with chunks of these sizes needs more than the free space; blocks."""
+    assemble.clear(folder)
+    needed = needed_bytes(manifest, held, sum(size for chunk, size in sizes.items() if not blobs.has(chunk)))
+    free = shutil.disk_usage(existing(folder)).free
+    if needed > free:
+        raise VersionTooLarge(
+            f"Version {manifest.version} needs {size_text(needed)} of disk space, "
+            f"but only {size_text(free)} are free in {folder}.",
+            hint="Free some space there, or move the node's folder to a larger disk; "
+            "the version is fetched as soon as there is room.",
+        )

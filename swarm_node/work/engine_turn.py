@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from protocol.limits import HOUR_S
 from swarm_node.base.waiting import first_of
 
 LEND_AFTER_S = 0.3
@@ -194,7 +195,6 @@ class EngineTurn:
         return False
 
 
-HOUR_S = 3600
 MTOK = 1_000_000
 
 

@@ -11,6 +11,7 @@
 import logging
 
 from protocol.errors import EngineFailed, EngineNotStarted, SwarmError
+from protocol.limits import retry_pause_s
 from swarm_node.engine.client import Choose
 from swarm_node.engine.pool import EnginePool
 from swarm_node.engine.throughput import SampleWork
@@ -49,7 +50,7 @@ class VersionFailures:
     @property
     def pause_s(self) -> float:
         """Pause after the last failure, in seconds."""
-        return CRASH_PAUSES_S[min(self._count, len(CRASH_PAUSES_S)) - 1]
+        return retry_pause_s(self._count - 1, CRASH_PAUSES_S)
 
     def reset(self) -> None:
         """Record that a group has ended."""

@@ -1,5 +1,8 @@
-"""The sender: sends the rollouts in the outbox to the coordinator, and has the verdicts recorded.
+"""The sender: sends the rollouts in the outbox to the coordinator, and has the verdicts recorded; and their writer.
 
+- The writer signs each group that ends, and stores it in the outbox before the next group is awaited. It wakes the
+  sender. While the outbox is full, no more work is requested.
+- The lengths of the samples are averaged: they show how long further work will take.
 - A rollout leaves the outbox only after its verdict; after a lost answer it is sent again, which is harmless.
 - One request at a time, so that the groups that end meanwhile share the next one. A turn of an episode is sent at once,
   beside the others, since the next turn depends on it. After a failure none is, until the next answer.
@@ -17,9 +20,12 @@ import trio
 from protocol import limits
 from protocol.errors import SwarmError, Unreachable
 from protocol.ids import LeaseId
+from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from protocol.work.messages import Submission, SubmissionReply
+from protocol.work.rollout import RolloutClaim
 from swarm_node.coordinator_api.client import Coordinator
+from swarm_node.engine.messages import GroupDone
 from swarm_node.work.outbox import Outbox
 from swarm_node.work.verdicts import VerdictRecorder
 
@@ -31,10 +37,6 @@ ROLLOUT_BYTES_PER_REQUEST = limits.MESSAGE_MAX_BYTES // 2
 
 BEGIN_S = 0.02
 """Longest wait of the worker for the sender, which may wait for the answer to its last request."""
-
-PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Pauses between attempts while the coordinator does not accept rollouts; the last is repeated."""
-
 
 AddTurns = Callable[[Sequence[Lease]], Awaitable[None]]
 """Starts or returns the leases of next turns."""
@@ -107,7 +109,7 @@ class Sender:
             self._woken = trio.Event()
             sent = await self._try_to_send(add_turns)
             if sent is None:
-                with trio.move_on_after(PAUSES_S[min(failures, len(PAUSES_S) - 1)]):
+                with trio.move_on_after(limits.retry_pause_s(failures)):
                     await self._hurried.wait()
                 self._hurried = trio.Event()
                 failures += 1
@@ -175,3 +177,45 @@ class Sender:
         except SwarmError as error:
             await self._verdicts.record_rejected_request(chosen, error)
             raise
+
+
+OUTBOX_MAX = 256
+"""Unsent rollouts at which no more work is requested: the coordinator has been unreachable for long."""
+
+
+class RolloutWriter:
+    """Writer of one round's rollouts."""
+
+    def __init__(self, key: NodeKey, round_id: str, outbox: Outbox, sender: Sender) -> None:
+        self._key, self._round_id = key, round_id
+        self._outbox, self._sender = outbox, sender
+        self._samples = self._tokens = 0
+        self.storing = ""
+        """The lease whose rollout is being written to the disk; empty if none is."""
+
+    @property
+    def is_full(self) -> bool:
+        """True if so many rollouts are unsent that no more work is requested."""
+        return len(self._outbox) >= OUTBOX_MAX
+
+    @property
+    def tokens_per_sample(self) -> float:
+        """Average length of a sample; 0 before the first group."""
+        return self._tokens / max(1, self._samples)
+
+    async def write(self, lease: Lease, group: GroupDone) -> None:
+        """Sign and store the answer to a lease, and wake the sender."""
+        self.storing = lease.lease_id
+        try:
+            await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
+        finally:
+            self.storing = ""
+        self._sender.wake(at_once=bool(lease.turn_tokens_max))
+        self._samples += len(group.samples)
+        self._tokens += sum(len(sample.tokens) // 4 for sample in group.samples)
+
+    def _sign(self, lease: Lease, group: GroupDone) -> bytes:
+        claim = RolloutClaim(
+            round_id=self._round_id, lease_id=lease.lease_id, lease_digest=lease.digest, samples=group.samples
+        )
+        return self._key.seal("rollout", claim.to_bytes())

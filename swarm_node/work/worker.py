@@ -24,7 +24,6 @@
   reply for `LEND_AFTER_S`, lends the engine. One whose version is not in the engine any more requests leases first.
 """
 
-import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
@@ -46,11 +45,8 @@ from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_offers import LeaseOffers
 from swarm_node.work.progress_reporter import REPORT_EVERY_S, ProgressReporter
 from swarm_node.work.pulse import Gate, Phase
-from swarm_node.work.rollout_writer import RolloutWriter
 from swarm_node.work.round_engine import RoundEngine, VersionFailures
-from swarm_node.work.sender import Sender
-
-log = logging.getLogger(__name__)
+from swarm_node.work.sender import RolloutWriter, Sender
 
 LOAD_AGAIN_S = 30.0
 """Pause after a version that could not be loaded, unless a newer one arrives: the version may be at fault."""

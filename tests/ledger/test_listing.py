@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import LEDGER, RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import LEDGER, RoleKeys, SignedMetadata
 from ledger.directory import (
-    DAY_MS,
     DIRECTORY_MAX_BYTES,
     SIGHTINGS_MAX,
     KnownRound,
@@ -37,6 +35,7 @@ from protocol.errors import (
     UntrustedMetadata,
     UntrustedRoot,
 )
+from protocol.limits import DAY_MS
 from protocol.text.money import Unit
 from protocol.wire.signing import NodeKey
 from tests.ledger.values import credit

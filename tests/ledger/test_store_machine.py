@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import Engine, event
 
-from ledger import book, store
+from ledger import store
 from ledger.accounts import BUDGET, paid, payable, paying
 from ledger.book import BookState, EntryOutcome
 from ledger.checkpoint import Checkpoint, open_checkpoint
@@ -46,6 +46,7 @@ from tests.ledger.engines import sqlite_file, sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
 from tests.ledger.values import (
     appeal,
+    applied,
     batch,
     claim,
     commitment,
@@ -310,7 +311,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._expect(entry, outcome)
 
     def _expect(self, entry: Entry, outcome: EntryOutcome) -> None:
-        self.book, expected = book.apply(self.book, entry)
+        self.book, expected = applied(self.book, entry)
         assert outcome is expected
         assert (outcome is EntryOutcome.APPLIED) == self.auditor.allows(entry)
         if outcome is EntryOutcome.APPLIED:

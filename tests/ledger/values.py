@@ -2,10 +2,13 @@
 
 from typing import Literal
 
+from ledger import book
+from ledger.book import BookState, EntryOutcome
 from ledger.entry import (
     AppealEntry,
     Commitment,
     Deposit,
+    Entry,
     FormedBatch,
     OwnerAct,
     Paid,
@@ -147,3 +150,16 @@ def payout(number: int, *, of: int = 1, micros: int = 300) -> Payout:
 
 def paid(number: int, *, of: int = 1, reference: str = "tx-1") -> Paid:
     return Paid(batch=number, node_id=node(of), reference=reference)
+
+
+def applied(state: BookState, entry: Entry) -> tuple[BookState, EntryOutcome]:
+    """Return the whole book after an entry, checked, and the outcome."""
+    changed, outcome = book.step(state, entry)
+    after = BookState(
+        {**state.balances, **changed.balances},
+        {**state.claims, **changed.claims},
+        {**state.once, **changed.once},
+        {**state.batches, **changed.batches},
+    )
+    book.check(after)
+    return after, outcome

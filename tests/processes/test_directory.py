@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from coordinator.publishing.signed_metadata import SignedMetadata
-from protocol.wire.signed_json import canonical_json
-from protocol.wire.signing import to_sign
+from protocol.wire.signing import canonical_json, to_sign
 from swarm_node.cli import app
 from tests.processes.programs import Swarm, script, until
 from tests.processes.rounds import NOBODY_LEARNS, Coordinator, Settings, operator_of

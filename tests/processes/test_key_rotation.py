@@ -12,7 +12,7 @@ from tuf.api.metadata import Metadata, MetaFile, Snapshot, Timestamp
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.publishing.role_keys import ROLES
+from coordinator.publishing.signed_metadata import ROLES
 from coordinator.service.opening import only_coordinator
 from protocol import limits
 from protocol.errors import ConfigInvalid, RolledBack, UntrustedMetadata

@@ -15,8 +15,7 @@ from tuf.api.metadata import Metadata, MetaFile, Snapshot, TargetFile, Targets, 
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.publishing.role_keys import RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import RoleKeys, SignedMetadata
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.policy.manifest import target_path
 from protocol.wire.signing import NodeKey

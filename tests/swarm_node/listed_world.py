@@ -8,13 +8,13 @@ from typing import Any
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import store
 from ledger.accounts import OUTSIDE, AccountKind
-from ledger.directory import DAY_MS, Directory, KnownRound, ListedRound, Sighting, make_directory
+from ledger.directory import Directory, KnownRound, ListedRound, Sighting, make_directory
 from ledger.entry import Deposit, Entry
 from ledger.listing import LIFETIME_MS, OpenListing, open_listing
+from protocol.limits import DAY_MS
 from protocol.policy.description import RoundDescription
 from protocol.text.money import Unit
-from protocol.wire.signed_json import canonical_json
-from protocol.wire.signing import NodeKey, to_sign
+from protocol.wire.signing import NodeKey, canonical_json, to_sign
 from tests.ledger.values import batch, credit, deposit, paid, payout, post
 from tests.swarm_node.log_world import NOW, Log
 

@@ -24,8 +24,8 @@ from swarm_node.work.engine_turn import EngineTurns
 from swarm_node.work.held_leases import HeldLeases
 from swarm_node.work.lease_offers import LeaseOffers
 from swarm_node.work.lease_pacing import LeasePacing, NodePace
-from swarm_node.work.rollout_writer import RolloutWriter
 from swarm_node.work.round_engine import RoundEngine
+from swarm_node.work.sender import RolloutWriter
 from swarm_node.work.worker import Worker
 
 DEADLINE_S = 300.0

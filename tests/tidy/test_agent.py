@@ -51,7 +51,7 @@ def test_the_agent_executes_nothing_that_comes_from_a_round() -> None:
         "swarm_node.commands.why",
         "swarm_node.doctor.engines",
     } <= agent
-    assert {"swarm_node.engine.session", "swarm_node.engine.policy_text", CHILD}.isdisjoint(agent)
+    assert {"swarm_node.engine.session", "swarm_node.engine.policy_files", CHILD}.isdisjoint(agent)
     found = [(name, other) for name in sorted(agent) for other in sorted(imported(known[name], known))]
     banned = [
         (name, module, other)

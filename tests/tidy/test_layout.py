@@ -32,20 +32,14 @@ FRAGMENTS = {
     "coordinator/learner/state_root.py": "the specification of a state's root, which the log relies on",
     "coordinator/pages/feed.py": "one page per module",
     "coordinator/pages/usage.py": "one page per module",
-    "coordinator/service/newest_policy.py": "text and chunks of the policy, apart from what all handlers share",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",
-    "coordinator/service/turn_watch.py": "one kind of waiting, as idle_nodes and query_watch beside it",
     "coordinator/tasks/reward_exact.py": "a reward function, as an operator's own is a module",
     "swarm_node/engine/foreign.py": "a program of its own, run by another interpreter",
-    "swarm_node/engine/policy_text.py": "the limits of a hostile tokenizer, apart from the commands of a session",
     "swarm_node/engine/vllm/step_times.py": "a division that is tested without vLLM's environment",
     "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
-    "swarm_node/ledger/audit_report.py": "the form of one document",
     "swarm_node/ledger/listing_check.py": "one check of a log, as ledger_check beside it",
-    "swarm_node/ledger/payouts.py": "the form of one document",
     "swarm_node/owner/live_view.py": "draws on a terminal; its lines are in status_lines",
     "swarm_node/seed.py": "a program of its own: the seeder",
-    "swarm_node/versions/disk_space.py": "pure arithmetic of a version's size, beside the fetcher that acts on it",
 }
 """Modules below `FRAGMENT_LINES` lines that one other module imports, and why they are not part of it."""
 

@@ -12,8 +12,8 @@
   fold and costs one more chip: so it is never the best choice.
 - The parameter `rules = 1` explains the game before the first line, for a policy that does not know it.
 - The strategies near the equilibrium are frozen: sums of floats may round differently on another machine, and an
-  opponent must act the same everywhere. They are `poker_solver.solve`, rounded to 255ths; a test solves the games again
-  and compares. Exploitability: 0.0003 chips per hand in Kuhn, 0.004 in Leduc.
+  opponent must act the same everywhere. They come from counterfactual regret minimisation, rounded to 255ths; a test
+  measures their exploitability: 0.0003 chips per hand in Kuhn, 0.004 in Leduc.
 - Two hexadecimal digits for each legal action, situations in the order of their names.
 """
 

@@ -20,8 +20,7 @@ import sqlalchemy as sa
 
 from coordinator.base.files import write_durably
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
+from coordinator.publishing.signed_metadata import RoleKeys, SignedMetadata, utc_now
 from coordinator.service.backup import forks
 from coordinator.service.backup.archive import BackupInvalid
 from coordinator.service.backup.forks import SeenCheckpoint

@@ -165,12 +165,6 @@ class ModelTensors:
         return stale
 
 
-def differing(places: Places, folder: Path) -> list[str]:
-    """Return the names of the tensors that differ, in any bit, from those of a folder."""
-    with mapped_tensors(folder) as tensors:
-        return [name for name, (place, _) in places.items() if not _is_same(place, tensors.on(name, place.device))]
-
-
 def _is_same(place: torch.Tensor, given: torch.Tensor) -> bool:
     given = given.view(place.shape) if given.numel() == place.numel() else given.expand(place.shape)
     if not place.dim():

@@ -112,9 +112,9 @@ class VllmGroup:
 class VllmEngine:
     """Engine that holds one policy and samples from it."""
 
-    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX, vram_share: float = 1.0, cards: int = 1) -> None:
+    def __init__(self, *, dtype: str = "auto", vram_share: float = 1.0, cards: int = 1) -> None:
         self._vram_share, self._cards = vram_share, cards
-        self._dtype, self._rows = dtype, rows
+        self._dtype, self._rows = dtype, ROWS_MAX
         self._model: VllmModel | None = None
         self._config: dict[str, Any] = {}
         self._ends: set[int] = set()

@@ -76,9 +76,7 @@ class NewTokens(NamedTuple):
 class VllmModel:
     """A vLLM engine; `close` it before the next is built."""
 
-    def __init__(
-        self, folder: Path, dtype: str, *, rows: int = ROWS_MAX, vram_share: float = 1.0, cards: int = 1
-    ) -> None:
+    def __init__(self, folder: Path, dtype: str, *, rows: int, vram_share: float, cards: int) -> None:
         self._shapes, self.rows = _shapes(folder), rows
         with without_adapter(folder) as base:
             self._engine: Any = _start(base, dtype, rows, vram_share, cards)

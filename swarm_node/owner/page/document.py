@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.limits import GB, HOUR_S
 from protocol.text.html import Markup, el
-from protocol.text.money import HOUR_S, EarningPace, Unit, parse_unit
+from protocol.text.money import EarningPace, Unit, parse_unit
 from protocol.text.plain import one_line
 from swarm_node.allowance.settings import CardLimits, Limits
 from swarm_node.owner import status_lines
@@ -266,8 +267,8 @@ def _memory(card: Mapping[str, Any]) -> str:
     used, total = card.get("used_bytes"), card.get("memory_bytes")
     if used is None:
         return DASH
-    of_total = f" of {total / status_lines.GB:.1f}" if total is not None else ""
-    return f"{used / status_lines.GB:.1f}{of_total} GB"
+    of_total = f" of {total / GB:.1f}" if total is not None else ""
+    return f"{used / GB:.1f}{of_total} GB"
 
 
 def _facts(figures: Mapping[str, Any]) -> Markup:

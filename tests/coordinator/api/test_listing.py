@@ -11,7 +11,7 @@ from ledger.directory import LISTING_MAX_BYTES
 from ledger.entry import Deposit, Entry
 from ledger.listing import LogTotals, OpenListing, open_listing
 from protocol.text.money import Unit
-from protocol.wire.signed_json import read_object
+from protocol.wire.signing import read_object
 from tests.coordinator.served import Served, serve
 from tests.ledger.values import batch, credit, paid, payout, post
 

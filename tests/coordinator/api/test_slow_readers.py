@@ -13,7 +13,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from coordinator.api.guard import Bounds
-from coordinator.service.query_watch import NEWS_MAX
+from coordinator.service.waiting import NEWS_MAX
 from coordinator.store import tables
 from protocol.policy.chunks import digest
 from protocol.wire.signing import Envelope, NodeKey

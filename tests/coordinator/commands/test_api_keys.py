@@ -11,7 +11,8 @@ from coordinator.base.clock import now_ms
 from coordinator.cli import app
 from coordinator.store.state import Database
 from coordinator.transactions import api_keys
-from coordinator.transactions.api_keys import DAY_MS, KeyUsage
+from coordinator.transactions.api_keys import KeyUsage
+from protocol.limits import DAY_MS
 from protocol.text.money import CREDITS
 
 ROUND_FILE = str(Path(__file__).parents[3] / "examples" / "demo.toml")

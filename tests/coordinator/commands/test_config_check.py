@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.config import fixed, load, manual, mistakes, parse
-from coordinator.config.mistakes import OF_OTHER_TRAINERS, line_of
+from coordinator.config import fixed, load, manual, parse, reading
+from coordinator.config.reading import OF_OTHER_TRAINERS, line_of
 from protocol.errors import ConfigInvalid
 
 WRONG = """[round]
@@ -239,6 +239,6 @@ def test_every_fixed_setting_exists_and_is_marked_in_the_file() -> None:
 
 def test_a_check_ends_however_many_sections_are_wrong() -> None:
     table = {name: {"nothing": 1, "nowhere": 2} for name in manual.sections()} | {"more": 1, "round": 5}
-    config, found = mistakes.checked(table)
+    config, found = reading.checked(table)
     assert config is not None
     assert len(found) == 2 * len(manual.sections())

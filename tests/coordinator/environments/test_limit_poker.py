@@ -12,6 +12,7 @@ from open_spiel.python.algorithms import exploitability as reference
 
 from coordinator.environments.games import chance
 from coordinator.environments.games.betting import KUHN, LEDUC, BettingRules, BettingTable, situation, situations
+from coordinator.environments.games.exploitability import exploitability
 from coordinator.environments.games.limit_poker import (
     OPPONENTS,
     SPOKEN,
@@ -21,7 +22,6 @@ from coordinator.environments.games.limit_poker import (
     transcript,
     weights_of,
 )
-from coordinator.environments.games.poker_solver import exploitability, game_value, solve
 
 GAMES = pytest.mark.parametrize("rules", [KUHN, LEDUC], ids=lambda rules: rules.name)
 
@@ -81,14 +81,12 @@ def test_exploitability_is_that_of_open_spiel(rules: BettingRules) -> None:
 
 
 @GAMES
-def test_the_frozen_strategy_is_what_solving_the_game_gives(rules: BettingRules) -> None:
-    frozen, solved = near_equilibrium(rules), solve(rules, 20)
-    assert frozen.keys() == solved.keys()
-    assert all(len(frozen[name]) == len(solved[name]) for name in frozen)
+def test_the_frozen_strategy_is_near_the_equilibrium(rules: BettingRules) -> None:
+    frozen = near_equilibrium(rules)
+    assert {name: len(weights) for name, weights in frozen.items()} == {
+        name: len(table.legal) for name, table in situations(rules)
+    }
     assert exploitability(rules, frozen.__getitem__) < 0.005
-    worth = game_value(rules, frozen.__getitem__)
-    assert worth == pytest.approx({"kuhn": -1 / 18, "leduc": -0.0856}[rules.name], abs=0.002)
-    assert exploitability(rules, solved.__getitem__) < 0.2
 
 
 @GAMES

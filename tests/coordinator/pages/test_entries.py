@@ -7,7 +7,7 @@ import re
 import pytest
 
 from coordinator.pages import entries
-from coordinator.pages.site import Site
+from coordinator.pages.layout import Site
 from ledger.entry import Entry, Paid, Payout, Pending, UpdateEntry
 from ledger.store import Recorded
 from protocol.policy.description import RoundDescription

@@ -14,11 +14,10 @@ from coordinator.pages import charts, pictures, tree, words
 from coordinator.pages.board import Wish
 from coordinator.reports import curves, history
 from coordinator.reports.curves import Branch, Curves, thinned
-from coordinator.reports.history import DAY_MS
-from coordinator.reports.ranking import HALF_LIFE_MS, HOUR_MS, Fold, RankingLine, by_node, by_owner, by_team, risen
+from coordinator.reports.ranking import HALF_LIFE_MS, Fold, RankingLine, by_node, by_owner, by_team, risen
 from coordinator.rules.scores import wilson
 from coordinator.store.facts import FINISHED, set_fact
-from protocol.limits import NAME_MAX_CHARS
+from protocol.limits import DAY_MS, HOUR_MS, NAME_MAX_CHARS
 from protocol.text.html import Markup, el
 from tests.coordinator.world import HONEST_TOKENS, World
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from coordinator.pages import charts, entries, feed, metric_words
-from coordinator.pages.layout import strip, wanted
+from coordinator.pages.layout import SOFTWARE, Site, strip, wanted
 from coordinator.pages.measured import done, main_curve, quality
-from coordinator.pages.site import SOFTWARE, Site
 from coordinator.reports.history import Incident
 from coordinator.store.facts import PROGRESS, set_fact
 from ledger import store

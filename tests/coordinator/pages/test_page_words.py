@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.pages import board, joining, training, verifying
-from coordinator.pages.layout import document
-from coordinator.pages.site import Site
+from coordinator.pages.layout import Site, document
 from coordinator.reports.ranking import SORTS, RankingLine
 from protocol.policy.description import RoundDescription
 from protocol.text.money import CREDITS

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from coordinator.pages.joining import picture
+from coordinator.pages.layout import Site
 from coordinator.pages.qr import BLACK_ON_WHITE, HALVES, PLAIN, QUIET, qr_matrix, qr_svg, qr_terminal
-from coordinator.pages.site import Site
 from coordinator.reports.screen import code_drawer
 from protocol.policy.description import RoundDescription
 

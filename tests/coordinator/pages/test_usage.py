@@ -9,7 +9,8 @@ import pytest_asyncio
 
 from coordinator.base.clock import now_ms
 from coordinator.transactions import api_keys
-from coordinator.transactions.api_keys import DAY_MS, KeyUsage
+from coordinator.transactions.api_keys import KeyUsage
+from protocol.limits import DAY_MS
 from protocol.text.money import CREDITS, Unit
 from tests.coordinator.pages.browser import CHROMIUM, Tab
 from tests.coordinator.pages.test_browser import TABLES_THAT_SCROLL, url

@@ -17,8 +17,7 @@ from blake3 import blake3
 
 from coordinator.pages import verifying
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import LEDGER, RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import LEDGER, RoleKeys, SignedMetadata
 from ledger import drawing, note, store, tiles, witness
 from ledger.book import EntryOutcome, Folding
 from ledger.checkpoint import Checkpoint, open_checkpoint, sign

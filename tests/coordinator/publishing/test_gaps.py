@@ -6,8 +6,7 @@ import pytest
 from tuf.api.metadata import Metadata, Root
 
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata, name_ledger_key, utc_now
+from coordinator.publishing.signed_metadata import RoleKeys, SignedMetadata, name_ledger_key, utc_now
 from coordinator.transactions import witnesses
 from ledger import proof, witness
 from ledger.checkpoint import Checkpoint, ledger_key, sign

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from coordinator.config import Config, load
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import LEDGER, RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import LEDGER, RoleKeys, SignedMetadata
 from coordinator.service.opening import open_books
 from coordinator.service.round import Round
 from coordinator.store.state import Database

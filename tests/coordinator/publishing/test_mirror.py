@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 
-from coordinator.publishing.mirror import FRESH, IMMUTABLE, Mirror, make_public
-from coordinator.publishing.s3 import Target, target
+from coordinator.publishing.mirror import FRESH, IMMUTABLE, Mirror, Target, make_public, target
 from coordinator.publishing.signed_metadata import utc_now
 from protocol.policy.manifest import PolicyManifest, target_path
 from tests.coordinator.object_store import BUCKET, Store, object_store

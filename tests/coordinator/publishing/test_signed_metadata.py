@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.config.round import RoundSection
-from coordinator.publishing.role_keys import LEDGER, ROLES
-from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import LEDGER, ROLES, SignedMetadata
 from protocol.errors import ConfigInvalid, MetadataExpired
 from protocol.policy import root_document, trust
 from protocol.policy.description import RoundDescription, open_description

@@ -131,10 +131,3 @@ def test_the_smallest_sufficient_staleness_is_just_that(load: PoolLoad) -> None:
     assume(least < 1e6)
     assert VISIBLE.holds(replace(load, staleness=least), 1)
     assert not VISIBLE.holds(replace(load, staleness=least - 1), 1)
-
-
-@given(loads, st.integers(1, 13))
-def test_the_shorter_bound_is_the_longer_one_at_least_throughput(load: PoolLoad, kappa: int) -> None:
-    rate = OVERLAP.min_rate(load, kappa)
-    assume(rate < math.inf)
-    assert staleness_bound(load, kappa) == staleness_bound(load, kappa, rate)

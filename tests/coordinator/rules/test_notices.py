@@ -4,7 +4,8 @@ from typing import Any
 
 from coordinator.config import NotifySection
 from coordinator.rules import notices
-from coordinator.rules.notices import DAY_MS, HOUR_MS, WAITING_MAX, Notice, NoticeBook
+from coordinator.rules.notices import WAITING_MAX, Notice, NoticeBook
+from protocol.limits import DAY_MS, HOUR_MS
 
 HOLD_MS = 120_000
 MAIL: dict[str, Any] = {

@@ -18,10 +18,9 @@ from coordinator.base.clock import now_ms
 from coordinator.config import load
 from coordinator.service.witness_calls import WitnessCaller
 from ledger import note, witness
-from ledger.add_checkpoint import PATH, AddCheckpoint
 from ledger.checkpoint import open_checkpoint
 from ledger.note import NOTE_MAX_BYTES, KeyKind, NoteKey
-from ledger.witness import Cosigned
+from ledger.witness import PATH, AddCheckpoint, Cosigned
 from protocol.errors import ConfigInvalid
 from swarm_node.keys import identity
 from tests.coordinator.served import Served, serve

@@ -14,8 +14,7 @@ from coordinator.config import AuditSection, load
 from coordinator.rules.fleet_choice import FleetRules
 from coordinator.rules.topology import NodeLinks, plan
 from coordinator.sim.machines import SimulatedNode, SimulatedSpread, depths, draw_links, make_node
-from coordinator.sim.outcome import SimulationOutcome
-from coordinator.sim.report import draw, figures, text
+from coordinator.sim.report import SimulationOutcome, draw, figures, text
 from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Scenario, SimulatedPool, scenario_of
 from coordinator.sim.world import Simulation
 from protocol.policy.chunks import fitting_size

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from coordinator.config import AuditSection
 from coordinator.store import tables
 from coordinator.transactions import api_keys, checked_rollouts, claims, queries
-from coordinator.transactions.api_keys import DAY_MS
+from protocol.limits import DAY_MS
 from protocol.wire.signing import NodeKey
 from protocol.work.lease import Lease
 from tests.coordinator.transactions.test_queries import ask, asked_in, new_key, respond, shown

@@ -9,7 +9,7 @@ import pytest
 from coordinator.config import AuditSection
 from coordinator.rules.trust import Finding
 from coordinator.store import tables
-from coordinator.transactions import audits, exact_work
+from coordinator.transactions import audits
 from coordinator.transactions.audits import TRIES_MAX
 from protocol.wire.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer
@@ -197,15 +197,15 @@ def test_other_bits_end_the_bonus_until_they_are_equal_again(proven: World) -> N
 def test_the_class_of_an_auditor_that_is_gone_or_has_none_any_more_ends(proven: World) -> None:
     key = proven.join(1)
     judge_all(proven, EXACT)
-    proven.now_ms += exact_work.NAMED_MS // 2
+    proven.now_ms += audits.NAMED_MS // 2
     assert paid(proven, key, EXACT) == RAISED, "a replay can take hours"
     judge_all(proven)  # it names no class, and judges a claim of one
-    proven.now_ms += exact_work.SILENT_MS
-    assert proven.run(exact_work.current_classes, proven.now_ms) == set()
+    proven.now_ms += audits.SILENT_MS
+    assert proven.run(audits.exact_classes, proven.now_ms) == set()
     judge_all(proven, EXACT)
-    assert proven.run(exact_work.current_classes, proven.now_ms) == {EXACT}
-    proven.now_ms += exact_work.NAMED_MS
-    assert proven.run(exact_work.current_classes, proven.now_ms) == set()
+    assert proven.run(audits.exact_classes, proven.now_ms) == {EXACT}
+    proven.now_ms += audits.NAMED_MS
+    assert proven.run(audits.exact_classes, proven.now_ms) == set()
 
 
 def test_auditors_lose_nothing_while_the_coordinator_is_away(audited: World) -> None:

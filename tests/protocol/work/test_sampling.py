@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from protocol.errors import NonFiniteNumber
-from protocol.work.sampling import SEED_MAX, pick, uniform_table, uniforms
+from protocol.work.sampling import pick, uniform_table, uniforms
+
+SEED_MAX = 2**64 - 1
+"""Seeds and sample numbers are the two 64-bit words of a Philox key."""
+
 
 JUST_BELOW_ONE = 1 - 2.0**-53
 

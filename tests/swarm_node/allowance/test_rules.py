@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigInvalid
-from protocol.limits import CHUNK_MAX_BYTES
+from protocol.limits import CHUNK_MAX_BYTES, GB
 from swarm_node.allowance import settings
-from swarm_node.allowance.rules import GB, CardReadings, Decision, Readings, decide, decide_card, within
+from swarm_node.allowance.rules import CardReadings, Decision, Readings, decide, decide_card, within
 from swarm_node.allowance.settings import Limits, checked
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -25,7 +25,7 @@ def whys(limits: Limits, seen: Readings) -> list[str]:
 def test_without_limits_a_node_works_and_uploads() -> None:
     decision = decide(Limits(), Readings(NOON))
     assert decision.may_work
-    assert decision.may_upload
+    assert not decision.no_upload
     assert decision.reason_line == ""
 
 
@@ -164,9 +164,8 @@ def test_a_volume_that_is_used_up_stops_uploading_and_nothing_else() -> None:
     limits = Limits(upload_gb=1.0)
     decision = decide(limits, Readings(NOON, uploaded_bytes=GB - CHUNK_MAX_BYTES))
     assert decision.may_work
-    assert not decision.may_upload
     assert "1.00 of 1 GB" in decision.no_upload
-    assert decide(limits, Readings(NOON, uploaded_bytes=GB - CHUNK_MAX_BYTES - 1)).may_upload
+    assert not decide(limits, Readings(NOON, uploaded_bytes=GB - CHUNK_MAX_BYTES - 1)).no_upload
 
 
 def test_resume_is_not_said_to_continue_what_another_limit_stops() -> None:

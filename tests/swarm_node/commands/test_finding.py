@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from ledger.directory import DAY_MS, KnownRound, RefusedRound
+from ledger.directory import KnownRound, RefusedRound
 from ledger.listing import LIFETIME_MS, OpenListing, open_listing
 from protocol.errors import ConfigInvalid, NotFound, Unreachable, UntrustedMetadata
+from protocol.limits import DAY_MS
 from protocol.policy.root_document import Documents
 from protocol.text.money import Unit
 from protocol.wire import canonical

@@ -3,9 +3,10 @@
 import pytest
 
 from protocol.errors import SwarmError
+from protocol.limits import GB
 from swarm_node.engine.capacity import Capacity, HostReadings, measure, measure_or_explain
 from swarm_node.engine.choose import EngineOptions, HostMachine
-from swarm_node.engine.precision import GB, Model, choose_precision
+from swarm_node.engine.precision import Model, choose_precision
 from swarm_node.engine.vllm.command import VllmInstallation
 from swarm_node.machine.gpu import Card, GpuProbe
 

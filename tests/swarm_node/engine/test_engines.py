@@ -22,7 +22,6 @@ from protocol.work.sampling import pick, uniform_table, uniforms
 from swarm_node.engine import engine as sampling_loop
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, SampleRequest
-from swarm_node.engine.torch import weights
 from swarm_node.engine.torch.engine import TorchEngine
 from swarm_node.engine.torch.qwen3 import Qwen3
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
@@ -257,14 +256,6 @@ def keep_copy_of_a_layer(decoder: Any) -> None:
     else:
         norm = decoder._model.model.layers[1].post_attention_layernorm
         norm.weight = torch.nn.Parameter(norm.weight.clone(), requires_grad=False)
-
-
-def test_a_tensor_that_differs_anywhere_is_named(policy: Path) -> None:
-    (place,) = (tensor for name, tensor in load_file(policy / "model.safetensors").items() if name == NORM)
-    places = {NORM: (place, place.shape)}
-    assert not weights.differing(places, policy)
-    place[-1] = -place[-1]
-    assert weights.differing(places, policy) == [NORM]
 
 
 def test_another_configuration_is_built_anew(make: Make, policy: Path, grouped: Path) -> None:

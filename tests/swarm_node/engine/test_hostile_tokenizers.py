@@ -13,7 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from protocol import limits
 from protocol.errors import EngineFailed
 from protocol.tasks import stand_in
-from swarm_node.engine import memory, policy_text
+from swarm_node.engine import memory, policy_files
 from swarm_node.engine.choose import ENGINES, EngineOptions
 from swarm_node.engine.client import EngineClient, open_engine
 from tests.swarm_node.engine.hostile_tokenizers import ENCODING, make_hostile
@@ -22,7 +22,7 @@ DEADLINE_S = 300.0
 AGENT_MAX_BYTES = 64 * limits.MIB
 """The bytes by which the agent may grow, whatever comes."""
 
-CHILD_MAX_BYTES = policy_text.MEMORY_MAX_BYTES + 512 * limits.MIB
+CHILD_MAX_BYTES = policy_files.MEMORY_MAX_BYTES + 512 * limits.MIB
 """The bytes that the child may have at any time: the library's share, and what it is without a tokenizer."""
 
 ONE_OF_EACH_KIND = {

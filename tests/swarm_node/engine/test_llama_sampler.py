@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.work.sampling import pick
-from swarm_node.engine.llama.decoder import PART, NumpyLogits
+from swarm_node.engine.llama.engine import PART, NumpyLogits
 
 
 def expected(logits: np.ndarray, temperature: float, uniform: float) -> tuple[int, float]:

@@ -12,7 +12,7 @@ from protocol.policy.manifest import Sampler
 from protocol.work.lease import Lease, Prefix
 from protocol.work.rollout import pack_tokens, unpack_tokens
 from protocol.work.sampling import pick, uniforms
-from swarm_node.engine.llama.decoder import NumpyLogits
+from swarm_node.engine.llama.engine import NumpyLogits
 from swarm_node.engine.messages import SampleRequest
 from swarm_node.engine.torch.sampler import TorchLogits
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from protocol.errors import EngineFailed
+from protocol.limits import GB
+from swarm_node.engine.child import splits
 from swarm_node.engine.choose import EngineOptions, HostMachine
-from swarm_node.engine.described import splits
-from swarm_node.engine.precision import GB, Memory, Model, choose_precision, describe_model, needed_bytes
+from swarm_node.engine.precision import Memory, Model, choose_precision, describe_model, needed_bytes
 from swarm_node.engine.vllm.command import VllmInstallation
 
 LLAMA: dict[str, Any] = {

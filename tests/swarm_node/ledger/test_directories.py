@@ -8,10 +8,11 @@ import pytest
 import trio
 from typer.testing import CliRunner, Result
 
-from ledger.directory import DAY_MS, RefusedRound, add_witness, require_witnessed
+from ledger.directory import RefusedRound, add_witness, require_witnessed
 from ledger.listing import open_listing
 from protocol.errors import ConfigInvalid, NotFound, ProofInvalid, RolledBack, UntrustedMetadata
 from protocol.ids import NodeId
+from protocol.limits import DAY_MS
 from protocol.wire.signing import NodeKey
 from swarm_node.base import disk
 from swarm_node.base.clock import now_ms

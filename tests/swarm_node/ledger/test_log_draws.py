@@ -14,9 +14,8 @@ from ledger.drawing import ALL_PPM, LotteryDraw
 from ledger.entry import Commitment, Entry, Reveal, VerdictEntry
 from ledger.witness import Witnesses
 from protocol.errors import NotFound, ProofInvalid
-from swarm_node.ledger.log_draws import DrawSummary
 from swarm_node.ledger.log_reader import Folder, LogReader, Saving
-from swarm_node.ledger.log_verify import Verified, verify
+from swarm_node.ledger.log_verify import DrawSummary, Verified, verify
 from tests.ledger.values import claim, credit, deposit, post, void
 from tests.swarm_node.log_world import NOW, Log
 

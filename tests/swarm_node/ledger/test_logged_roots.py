@@ -10,8 +10,7 @@ from trio.testing import MockClock
 from typer.testing import CliRunner
 
 from coordinator.publishing import rotation
-from coordinator.publishing.role_keys import LEDGER, RoleKeys
-from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import LEDGER, RoleKeys, SignedMetadata
 from ledger.checkpoint import Checkpoint, sign
 from ledger.entry import Root
 from ledger.note import NoteKey

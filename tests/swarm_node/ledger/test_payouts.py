@@ -11,7 +11,7 @@ from ledger.entry import Entry, PayoutBatch
 from ledger.payees import Payee
 from ledger.payout_proof import PayoutProof, PayoutReply
 from protocol.errors import CheckpointInvalid, MalformedMessage, NotFound, ProofInvalid, SwarmError, UntrustedRoot
-from swarm_node.ledger.payouts import fetch
+from swarm_node.ledger.receipts import fetch_payouts
 from tests.ledger.values import credit, paid, payout, post
 from tests.swarm_node.log_world import LIFE, NOW, Log, otherwise_signed
 
@@ -127,7 +127,7 @@ class TestFetching:
 
     def fetch(self, coordinator: Coordinator | None, log: Log, folder: Path) -> dict[int, str | None]:
         async def all_of_them() -> dict[int, str | None]:
-            found = fetch(coordinator, log.round_id, folder)
+            found = fetch_payouts(coordinator, log.round_id, folder)
             return {number: line.state if line else None async for number, line in found}
 
         return trio.run(all_of_them)

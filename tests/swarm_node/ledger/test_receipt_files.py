@@ -129,7 +129,7 @@ def test_a_receipt_is_found_in_a_file_of_many_and_stands_for_itself(log: Log, tm
     data = receipts.kept_receipt(tmp_path, claim(1_050))
     assert data is not None
     assert LedgerReceipt.from_bytes(data) == LedgerReceipt.from_bytes(single(log, 1_050))
-    assert proof.check_claim(data, log.round_id, claim(1_050)) == (credit(1_050), post(1_050))
+    assert proof.check_receipt(data, log.round_id)[1] == [credit(1_050), post(1_050)]
     assert receipts.kept_receipt(tmp_path, claim(CLAIMS + 1)) is None
 
 

@@ -11,16 +11,16 @@ import trio
 
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import witness
-from ledger.add_checkpoint import REQUEST_MAX_BYTES, SIZE_KIND, AddCheckpoint
 from ledger.checkpoint import Checkpoint, sign
 from ledger.note import NOTE_MAX_BYTES, Note, NoteKey
+from ledger.witness import REQUEST_MAX_BYTES, SIZE_KIND, AddCheckpoint
 from protocol.errors import LedgerForked, RolledBack
 from swarm_node.base import http_server
 from swarm_node.ledger.log_reader import LogReader
 from swarm_node.ledger.log_watch import LogWatch
 from swarm_node.ledger.witnessing import WitnessRecord, WitnessServer
 from tests.ledger import notes
-from tests.ledger.test_add_checkpoint import asked, proof, signed, state
+from tests.ledger.test_witness import asked, proof, signed, state
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
 
 pytestmark = pytest.mark.trio

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.limits import MIB
 from swarm_node.machine import gpu
 
 GOOD = "NVIDIA GeForce RTX 4090, 550.54.14, 24564, 1234, 61, 300.42, 450.00\n"
@@ -23,7 +24,7 @@ def program(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatc
 def test_a_card_tells_driver_memory_heat_and_watts() -> None:
     (card,) = gpu.parse_nvidia(GOOD)
     assert card == gpu.Card(
-        "nvidia", "NVIDIA GeForce RTX 4090", "550.54.14", 24564 * gpu.MIB, 1234 * gpu.MIB, 61.0, 300.42, 450.0
+        "nvidia", "NVIDIA GeForce RTX 4090", "550.54.14", 24564 * MIB, 1234 * MIB, 61.0, 300.42, 450.0
     )
 
 
@@ -179,9 +180,9 @@ PAIR = "NVIDIA A100-SXM4-40GB, 550.54.14, 40960, 9, 31, 60, 400\n" * 2
 def test_the_slices_of_a_card_replace_it_each_with_its_own_memory() -> None:
     cards = gpu.with_slices(gpu.parse_nvidia(PAIR), LISTED, READ)
     assert [(card.number, card.memory_bytes, card.used_bytes) for card in cards] == [
-        (100, 19968 * gpu.MIB, 12 * gpu.MIB),
-        (101, 4864 * gpu.MIB, 2000 * gpu.MIB),
-        (1, 40960 * gpu.MIB, 9 * gpu.MIB),
+        (100, 19968 * MIB, 12 * MIB),
+        (101, 4864 * MIB, 2000 * MIB),
+        (1, 40960 * MIB, 9 * MIB),
     ]
     assert cards[0].name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
     assert gpu.only_cards(cards[1:2])["CUDA_VISIBLE_DEVICES"] == "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
@@ -191,7 +192,7 @@ def test_the_slices_of_a_card_replace_it_each_with_its_own_memory() -> None:
 @pytest.mark.parametrize("read", ["", "<nvidia_smi_log>", "<nvidia_smi_log><gpu/></nvidia_smi_log>"])
 def test_the_memory_of_a_slice_that_is_not_reported_is_unknown(read: str) -> None:
     cards = gpu.with_slices(gpu.parse_nvidia(PAIR), LISTED, read)
-    assert [card.memory_bytes for card in cards] == [None, None, 40960 * gpu.MIB]
+    assert [card.memory_bytes for card in cards] == [None, None, 40960 * MIB]
 
 
 def test_a_card_without_slices_stays_as_it_is() -> None:

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from swarm_node.p2p.dials import STAGGER_S, race
+from swarm_node.p2p.host import STAGGER_S, race
 
 pytestmark = pytest.mark.trio
 

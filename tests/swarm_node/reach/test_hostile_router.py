@@ -11,8 +11,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.reach import igd_messages as igd
-from swarm_node.reach import port_messages as messages
+from swarm_node.reach import messages
 from swarm_node.reach.gateway import Gateway, NoMapping, gateway_from_command, gateway_from_routes
 from swarm_node.reach.listening import Reachability
 from swarm_node.reach.mapping import PortMapper, RenewalPace
@@ -209,7 +208,7 @@ DESCRIPTION = (
     '<?xml version="1.0"?><root xmlns="urn:schemas-upnp-org:device-1-0"><device><serviceList><service>'
     "<serviceType>{kind}</serviceType><controlURL>{url}</controlURL></service></serviceList></device></root>"
 )
-WAN_IP = igd.SERVICES[1]
+WAN_IP = messages.SERVICES[1]
 BILLION_LAUGHS = (
     '<?xml version="1.0"?><!DOCTYPE r [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]><root>&b;</root>'
 )
@@ -235,7 +234,7 @@ class Device:
 
     def search(self, _request: bytes) -> list[bytes]:
         location = self._location.format(port=self.http_port)
-        return [f"HTTP/1.1 200 OK\r\nST: {igd.TARGETS[0]}\r\nLOCATION: {location}\r\n\r\n".encode()]
+        return [f"HTTP/1.1 200 OK\r\nST: {messages.TARGETS[0]}\r\nLOCATION: {location}\r\n\r\n".encode()]
 
 
 def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
@@ -263,8 +262,8 @@ def described(url: str = "/ctl", kind: str = WAN_IP) -> bytes:
     [
         (http(BILLION_LAUGHS.encode()), "document type"),
         (http(BILLION_LAUGHS.encode("utf-16")), "document type"),
-        (http(b"x" * (igd.DOCUMENT_MAX_BYTES + 1)), "too many bytes"),
-        (http(b"<a>" * (igd.ELEMENTS_MAX + 1)), "too many elements"),
+        (http(b"x" * (messages.DOCUMENT_MAX_BYTES + 1)), "too many bytes"),
+        (http(b"<a>" * (messages.ELEMENTS_MAX + 1)), "too many elements"),
         (http(b"not XML"), "cannot be read"),
         (http(b'<?xml version="1.0" encoding="no-such"?><a/>'), "cannot be read"),
         (http(b"<a/>", "Content-Encoding: gzip"), "names no service"),
@@ -309,7 +308,7 @@ async def test_a_fault_is_reported_with_its_code() -> None:
 
 
 async def test_arguments_of_an_action_cannot_leave_their_element() -> None:
-    _, body = igd.action_request(igd.Service(WAN_IP, "http://127.0.0.1/"), "Do", NewName="</NewName><Evil/>")
+    _, body = messages.action_request(messages.Service(WAN_IP, "http://127.0.0.1/"), "Do", NewName="</NewName><Evil/>")
     assert b"<Evil/>" not in body
 
 
@@ -319,9 +318,9 @@ async def test_no_bytes_are_read_as_anything_but_a_reply_or_a_reason(data: bytes
         lambda: messages.read_pcp(data, NONCE, PORT),
         lambda: messages.read_natpmp(data, PORT),
         lambda: messages.read_natpmp_address(data),
-        lambda: igd.read_search(data, "127.0.0.1"),
-        lambda: igd.read_description(data, "http://127.0.0.1/", "127.0.0.1"),
-        lambda: igd.read_fault(data),
+        lambda: messages.read_search(data, "127.0.0.1"),
+        lambda: messages.read_description(data, "http://127.0.0.1/", "127.0.0.1"),
+        lambda: messages.read_fault(data),
     ):
         try:
             read()

@@ -34,8 +34,7 @@ from swarm_node.p2p.host import Host
 from swarm_node.p2p.punch import ReachResults
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.versions.broadcast_plans import BroadcastPlans
-from swarm_node.versions.disk_space import VersionTooLarge
-from swarm_node.versions.fetcher import VersionFetcher
+from swarm_node.versions.fetcher import VersionFetcher, VersionTooLarge
 from swarm_node.versions.follower import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
 from tests.swarm_node.p2p_world import (
     CHUNK_SIZE,

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from protocol import limits
 from protocol.errors import SwarmError, UnknownNode, Unreachable
 from protocol.ids import LeaseId
 from protocol.wire.signing import NodeKey, open_envelope
@@ -18,7 +19,7 @@ from protocol.work.rollout import RolloutClaim, Sample, pack_tokens
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work.outbox import Outbox
 from swarm_node.work.rejections import Rejections
-from swarm_node.work.sender import BEGIN_S, PAUSES_S, ROLLOUTS_PER_REQUEST, Sender
+from swarm_node.work.sender import BEGIN_S, ROLLOUTS_PER_REQUEST, Sender
 from swarm_node.work.verdicts import VerdictRecorder
 from tests.swarm_node.worker_world import settled
 
@@ -213,7 +214,7 @@ async def test_while_the_coordinator_answers_nothing_there_is_one_request_and_a_
             sending.coordinator.answer()
         assert await sending.under_way() == []
         assert await sending.store(turn=True) == []
-        mock_clock.jump(PAUSES_S[0])
+        mock_clock.jump(limits.RETRY_PAUSES_S[0])
         assert await sending.under_way() == [ROLLOUTS_PER_REQUEST]
         assert await sending.store(turn=True) == [ROLLOUTS_PER_REQUEST]
         sending.coordinator.error = None

@@ -10,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 from protocol import limits
 from protocol.policy.chunks import chunk_id, digest
 from protocol.policy.manifest import FileEntry, Patch, PolicyManifest
-from swarm_node.versions.disk_space import needed_bytes
+from swarm_node.versions.fetcher import needed_bytes
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, Version, make_version, manifest_of
 from tests.swarm_node.versions.test_follower import CHILD, Round
 

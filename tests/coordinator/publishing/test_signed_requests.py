@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from coordinator.config import load
-from coordinator.publishing.s3 import Credentials, Target, sign, target
+from coordinator.publishing.mirror import Credentials, Target, sign, target
 from protocol.errors import ConfigInvalid
 
 EXAMPLE = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")

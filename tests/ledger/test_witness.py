@@ -6,10 +6,10 @@ from hashlib import sha256
 import pytest
 
 from ledger import note, tree
-from ledger.add_checkpoint import PROOF_MAX_LINES, AddCheckpoint, Objection, judge, parse_size
 from ledger.checkpoint import Checkpoint, sign
 from ledger.note import Note, NoteKey
 from ledger.tree import EMPTY_ROOT, Hash
+from ledger.witness import PROOF_MAX_LINES, AddCheckpoint, Objection, judge, parse_size
 from protocol.errors import MalformedMessage
 from tests.ledger import notes
 

@@ -69,7 +69,7 @@ def test_a_round_that_nobody_may_sample_for_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("hf://owner/name", "owner/name"), ("/srv/models/policy", "policy"), ("policy/", "policy")],
+    [("hf://owner/name", "owner/name"), ("/models/policy", "policy"), ("policy/", "policy")],
 )
 def test_published_adapters_name_their_base_without_a_path_of_this_machine(path: str, name: str) -> None:
     assert ModelSection(path=path).base_name == name

@@ -439,8 +439,8 @@ def simulate(
     Nodes, learner and network are simulated: nothing is sampled, trained or sent. Use it to see the effect of a setting
     before a swarm exists: how long the learner waits, the staleness of its rollouts, and the wasted work.
 
-    The result depends most on --train-s and --group-s. Without them it assumes 60 s, and nodes that give what the learner
-    needs. `plan --live` measures both in a running round; `plan --learner --nodes` estimates them from names.
+    The result depends most on --train-s and --group-s. Without them it assumes 60 s, and nodes that give what is
+    needed. `plan --live` measures both in a running round; `plan --learner --nodes` estimates them from names.
     """
     from coordinator.config import load
     from coordinator.sim.scenario import Links, scenario_of

@@ -35,7 +35,7 @@ from coordinator.publishing import weights
 from coordinator.rules.replay import MARGIN_MAX, Prefill, Scored
 from protocol import limits
 from protocol.errors import AuditFailed
-from protocol.policy import architectures, model_config
+from protocol.policy import model_config
 from protocol.work.sampling import uniforms
 from swarm_exact import cards
 
@@ -291,7 +291,7 @@ def require_borne_out(base: Path) -> None:
     """Refuse a configuration that names code, or needs more memory than its tensors justify, before loading it."""
     config = json.loads(read_at_most(base / "config.json", limits.POLICY_CONFIG_MAX_BYTES))
     model_config.require_plain(config)
-    if reason := architectures.reason_to_refuse(config):
+    if reason := model_config.reason_to_refuse(config):
         raise AuditFailed(f"This policy cannot be audited: {reason}.")
     files = weights.weight_files(base)
     model_config.require_layers(config, len(weights.shapes(files)))

@@ -41,7 +41,7 @@ from ledger.entry import UpdateEntry
 from ledger.training import groups_root
 from protocol import limits
 from protocol.errors import ConfigInvalid, ProofInvalid, SwarmError
-from protocol.policy import adapter, architectures, chunks, model_config
+from protocol.policy import adapter, chunks, model_config
 from protocol.policy.folder import kind_of
 from protocol.text.plain import one_line
 from protocol.work.learning import KeptBatch
@@ -157,7 +157,7 @@ def _require_plain(start: Path) -> None:
         if not isinstance(config, dict):
             raise ValueError("config.json is not an object")
         model_config.require_plain(config)
-        if reason := architectures.reason_to_refuse(config):
+        if reason := model_config.reason_to_refuse(config):
             raise ValueError(reason)
     except (OSError, ValueError, RecursionError) as error:
         raise NoVerdict(f"The starting policy cannot be used: {one_line(str(error))[:500]}.") from error

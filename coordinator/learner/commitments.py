@@ -19,8 +19,8 @@ from blake3 import blake3
 from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
-from coordinator.learner.machines import Machine, joined
 from coordinator.learner.outgoing import Outgoing
+from coordinator.learner.ranks import Machine, joined
 from coordinator.learner.settings import train_settings
 from ledger.training import groups_root
 from protocol.errors import ConfigInvalid

@@ -30,10 +30,9 @@ from transformers.utils.logging import disable_progress_bar
 from coordinator.base.files import read_at_most
 from coordinator.learner.algorithm import Algorithm, Correction
 from coordinator.learner.commitments import folder_digests
-from coordinator.learner.machines import joined, machine, software
 from coordinator.learner.memory_plan import CARDS_MAX
 from coordinator.learner.policy import TrainedPolicy
-from coordinator.learner.ranks import Ranks
+from coordinator.learner.ranks import Ranks, joined, machine, software
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.forward import sums_in_order
 from coordinator.model.watchdog import Watchdog

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from coordinator.base.files import read_at_most
-from coordinator.model.adapter_files import adapted_weights, without_adapter
+from coordinator.model.adapter_files import adapted_weights
 from coordinator.model.batch import Tensors, pieces
 from coordinator.model.forward import choose_way, packs, predict
 from coordinator.model.head import Head
@@ -38,6 +38,7 @@ from protocol.errors import AuditFailed
 from protocol.policy import model_config
 from protocol.work.sampling import uniforms
 from swarm_exact import cards
+from swarm_exact.merging import without_adapter
 
 BODY_TOKENS_MAX = 4096
 """The tokens of prompts and completions in one pass; one sample may be longer. More are not faster on a CPU."""

@@ -34,7 +34,7 @@ from protocol.policy.trust import FROZEN
 from protocol.text.money import Unit
 from protocol.work.messages import Reached, Stage
 from swarm_node.base.disk import disk_named
-from swarm_node.base.logs import Trouble
+from swarm_node.base.trouble import Trouble
 from swarm_node.coordinator_api.origins import Origins
 from swarm_node.p2p.download import NoSource
 from swarm_node.versions.broadcast_plans import BroadcastPlans

@@ -25,7 +25,7 @@ import trio
 from protocol.errors import KeyInUse, KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable
 from protocol.work.messages import Heartbeat, HeartbeatReply, Reason, Register, VersionRequest
 from swarm_node.allowance.rules import Decision
-from swarm_node.base.logs import Trouble
+from swarm_node.base.trouble import Trouble
 from swarm_node.member import Member
 
 NO_WORK: dict[Reason, str] = {

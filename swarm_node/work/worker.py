@@ -35,7 +35,7 @@ import trio
 from protocol.errors import DiskFull, EngineFailed, OwnerBanned, SwarmError, Unreachable
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest
-from swarm_node.base.logs import Trouble
+from swarm_node.base.trouble import Trouble
 from swarm_node.base.waiting import EitherEvent, Interrupt, Stoppable, finish_when_cancelled, first_of
 from swarm_node.engine.messages import GroupFailed, GroupGrown, SampleRequest
 from swarm_node.versions.fetcher import HeldVersion

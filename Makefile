@@ -48,7 +48,7 @@ setup: $(LLAMA)  ## make .venv and install everything into it (the others do it 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
-demo-real: $(REAL)/.installed  ## train a real model of 135M parameters on three nodes, about 10 minutes
+demo-real: $(LLAMA) $(REAL)/.installed  ## train a real model of 135M parameters on three nodes, about 10 minutes
 	@$(BIN)/python -m tests.real.demo $(REAL)/smollm2 $(ARGS)
 
 # Hundreds of programs start here: none is to compile our modules again. pytest keeps the tests as it rewrites them, so
@@ -106,7 +106,7 @@ test-install: $(STAMP)  ## the installer in a bare Debian, with the real package
 test-trl: $(TRL)  ## our objectives against TRL, and the board of Weights & Biases, in an environment of their own
 	@.venv-trl/bin/python -m pytest tests/trl tests/coordinator/learner/test_tracking.py $(ARGS)
 
-test-real: $(REAL)/.installed  ## a real model, SmolLM2-135M, that a package carries; ALL=1 damages every projection
+test-real: $(LLAMA) $(REAL)/.installed  ## a real model, SmolLM2-135M, that a package carries; ALL=1 damages every projection
 	@ALL='$(ALL)' $(BIN)/pytest tests/real $(ARGS)
 
 test-environments: $(ENVIRONMENTS)/.installed  ## verifiers, TextArena and a server of OpenEnv, in environments of their own

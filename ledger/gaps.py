@@ -7,8 +7,14 @@
 - Only root keys can declare a gap, each time by a new root document, which everybody gets and the log names in its next
   entry. The document names a new ledger key: so the key of every checkpoint shows on which side of the gap it was
   signed, and two from different sides are no fork if they differ after `size`.
-- A checkpoint signed before a gap that is longer than `size` counts as its first `size` entries from then on. The log
-  must continue a checkpoint that is not longer, as always.
+- A root document with other members in the field, a `size` above `lost_size`, a ledger key from before, or one from
+  before that comes back later makes the chain `untrusted_metadata`. Roots after it do not repeat the field.
+- A checkpoint signed before a gap that is longer than `size` counts as its first `size` entries from then on; after
+  several gaps the smallest `size` counts. The log must continue a checkpoint that is not longer, as always. So a node
+  that saw a longer log accepts the shorter one once; without a gap it is `rolled_back`.
+- A witness's note that covers lost entries vouches for nothing; the coordinator answers it with `stale`.
+- The `root` entry of the document follows the first `size` entries, behind those of earlier documents whose entries
+  were lost, too.
 - Receipts of lost entries still prove what was published.
 """
 

@@ -6,7 +6,7 @@
 2. The roots are a chain from the one that the round id names; so a listing cannot be copied to another round.
 3. The ledger key that the last root names has signed the listing, under the domain `listing`.
 4. A ledger key of the chain has signed the checkpoint.
-5. The totals and the payments do not contradict each other or the checkpoint's size.
+5. Sizes, times and amounts of the payments never fall, nor exceed the checkpoint's size, `made_ms` and the total paid.
 
 - These checks need no network. That the totals are those of the log is shown by reading its first entries, as many as
   the checkpoint has (`LogTotals`): a listing that says something else is a lie, and its signature shows whose.
@@ -120,12 +120,15 @@ class Listing(Message):
 
     kind: Literal["echo-swarm/listing"] = KIND
     url: Url
+    """The part of the join string before the #."""
     description: RoundDescription
     task: Fact
     model: ListedModel
     prices: ListedPrices
     budget_micros: Micros
+    """The rest of the budget."""
     update: Count
+    """The learner's last update."""
     max_updates: Count
     nodes: Count
     """Nodes that work now."""

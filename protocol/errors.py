@@ -414,6 +414,12 @@ class Overloaded(Unreachable):
         self.retry_after_s = retry_after_s
 
 
+class WrongAddress(Unreachable):
+    """No coordinator is at this address: the host does not exist, or another server answers."""
+
+    code, http_status, fault = "wrong_address", 503, "node"
+
+
 class AnswerChanged(SwarmError):
     """A node was lost after a caller had read a part of its answer, and the whole answer begins otherwise."""
 

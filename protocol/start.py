@@ -19,6 +19,9 @@ UNUSED = (
 )
 """Modules that libraries import if they exist, and that no program of ours uses."""
 
+INTERRUPTED = "KeyboardInterrupt"
+"""The text in pydantic's error about a class that was being built when Ctrl-C came."""
+
 _left_out = set[str]()
 
 
@@ -42,11 +45,15 @@ def end_quickly() -> None:
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Collect no garbage within this block."""
+    """Collect no garbage within this block; Ctrl-C is a `KeyboardInterrupt` also while pydantic builds a class."""
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
+    except Exception as error:
+        if type(error).__name__ == "SchemaError" and INTERRUPTED in str(error):
+            raise KeyboardInterrupt from None
+        raise
     finally:
         if collects:
             gc.enable()

@@ -174,7 +174,8 @@ def bench(
         typer.echo(choice.why, err=True)
         return choice
 
-    with Progress(console=Console(stderr=True), disable=as_json, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, disable=as_json or not console.is_terminal, transient=True) as bar:
         shown = bar.add_task("sampling", total=groups * (batches + 1))
         measuring = partial(benching.run, groups=groups, samples=samples, batches=batches)
         result = trio.run(partial(measuring, subject, choose, on_group=lambda: bar.advance(shown)))

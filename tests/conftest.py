@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,27 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB; needs a user who may mount one."""
-    target = tmp_path / "tiny"
+    with _disk(tmp_path / "tiny", 256):
+        yield tmp_path / "tiny"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB, enough for a round; needs a user who may mount one."""
+    with _disk(tmp_path / "small", 16 * 1024):
+        yield tmp_path / "small"
+
+
+@contextmanager
+def _disk(target: Path, kib: int) -> Iterator[None]:
+    """Mount a file system of this size at a new folder."""
     target.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", target], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", target], capture_output=True)
     if mounted.returncode != 0:
         # Mounting needs root; a file size limit, which does not, is tested as a full disk everywhere.
         pytest.skip("this user may not mount a small file system")
-    yield target
-    gc.collect()  # files there that only a failure's traceback still holds open
-    subprocess.run(["umount", target], check=True)
+    try:
+        yield
+    finally:
+        gc.collect()  # files there that only a failure's traceback still holds open
+        subprocess.run(["umount", target], check=True)

@@ -11,7 +11,7 @@
 - `versions`: bytes of a version as a patch and as an adapter against the whole.
 - These three take about twenty minutes of two cores; the bench prints the minutes of each part.
 - Only if named (`ARGS="--parts moments"`), and described in modules of their own in `bench.real`: `moments`, ten
-  minutes; `bound`, half an hour; `curve`, an hour.
+  minutes; `bound`, 18 minutes for each of `--rounds`; `curve`, an hour.
 """
 
 import argparse
@@ -65,6 +65,8 @@ def main() -> int:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 4] if quick else list(curve.STALENESS))
     parser.add_argument("--adapters", action="store_true", help="train adapters in the curve, without TRL")
     options = parser.parse_args()
+    if "curve" in options.parts and len(set(options.staleness)) < 2:
+        parser.error("the curve compares rounds: give two or more values of --staleness")
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers annotates half
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     torch.set_num_threads(options.threads)
@@ -103,7 +105,7 @@ def _measure(bench: Bench, part: str, folder: Path, scratch: Path, options: argp
         case "moments":
             moments.measure(bench, folder, scratch, updates)
         case "bound":
-            bound.measure(bench, folder, scratch, max(updates, bound.UNCOUNTED + 1))
+            bound.measure(bench, folder, scratch, max(updates, bound.UNCOUNTED + 1), options.rounds)
         case "curve":
             curve.measure(bench, folder, scratch, options.staleness, updates, adapters=options.adapters)
 

@@ -4,10 +4,12 @@
   each on one thread, on the problems of `examples/sums.py`. Nothing is audited, so that two cores suffice.
 - Of each update the coordinator keeps how long the learner waited for its batch, the tokens that were dropped, and S.
 - Judged are the mean share of dropped tokens, the reward of held-out problems after the round, and the share of time in
-  which the learner waited.
+  which the learner waited. Each is the median of several rounds of an arm, taken in turns: which version a sample comes
+  from depends on time, so that the rewards of two rounds of one arm differ.
 """
 
 import json
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,8 @@ ARMS: Mapping[str, Sequence[str]] = {
 
 MASKED_MAX, REWARD_KEPT = 0.05, 0.95
 
+WAITS = "the learner waits"
+
 NODE = "--engine torch --dtype float32 --threads 1"
 
 UNCOUNTED = 3
@@ -45,30 +49,32 @@ class Update(NamedTuple):
     metrics: Mapping[str, float]
 
 
-def measure(bench: Bench, model: Path, scratch: Path, updates: int) -> None:
-    """Run every arm, and judge."""
-    reward, idle = dict[str, float](), dict[str, float]()
-    for name, own in ARMS.items():
-        folder = scratch / name.removeprefix("bound: ").replace(" ", "")
-        made, policy = _round(model, folder, [f"round.max_updates={updates}", *own])
-        counted = made[UNCOUNTED:]
-        for update in made:
-            bench.measure(f"{name}: dropped tokens", 100 * update.metrics[MASKED], unit="%")
-            bench.measure(f"{name}: effective sample size", update.metrics[EFFECTIVE])
-            bench.measure(f"{name}: reward by update", update.metrics["reward/mean"], unit="reward")
-            if IN_FORCE in update.metrics:
-                bench.measure(f"{name}: S in force", update.metrics[IN_FORCE], unit="updates")
-        waited, worked = (sum(values) for values in zip(*(update[:2] for update in counted), strict=True))
-        idle[name] = waited / (waited + worked)
-        bench.measure(f"{name}: the learner waits", 100 * idle[name], unit="% of the time")
-        reward[name] = _held_out(policy, scratch / f"{folder.name}-after")
-        bench.measure(f"{name}: held-out after", reward[name], unit="reward")
-        if name == ADAPTIVE:
-            dropped = fmean(update.metrics[MASKED] for update in made)
-            bench.goal("bound: share of dropped tokens", dropped, at_most=MASKED_MAX)
+def measure(bench: Bench, model: Path, scratch: Path, updates: int, rounds: int) -> None:
+    """Run every arm `rounds` times, in turns, and judge."""
+    for lap in range(rounds):
+        for name, own in ARMS.items():
+            folder = scratch / f"{lap}-{name.removeprefix('bound: ').replace(' ', '')}"
+            made, policy = _round(model, folder, [f"round.max_updates={updates}", *own])
+            _measure(bench, name, made)
+            bench.measure(f"{name}: held-out after", _held_out(policy, scratch / f"{folder.name}-after"), unit="reward")
+            shutil.rmtree(folder)
+    bench.goal("bound: % of tokens dropped", bench.median(f"{ADAPTIVE}: dropped in all"), at_most=100 * MASKED_MAX)
+    reward, idle = ({name: bench.median(f"{name}: {what}") for name in ARMS} for what in ("held-out after", WAITS))
     kept = REWARD_KEPT * reward[FRESH]
     bench.goal(f"bound: reward less {REWARD_KEPT:.0%} of that of S = 0", reward[ADAPTIVE] - kept, at_least=0.0)
     bench.goal("bound: waiting less that of S = 1", idle[ADAPTIVE] - idle[ONE], at_most=0.0)
+
+
+def _measure(bench: Bench, name: str, made: Sequence[Update]) -> None:
+    for update in made:
+        bench.measure(f"{name}: dropped tokens", 100 * update.metrics[MASKED], unit="%")
+        bench.measure(f"{name}: effective sample size", update.metrics[EFFECTIVE])
+        bench.measure(f"{name}: reward by update", update.metrics["reward/mean"], unit="reward")
+        if IN_FORCE in update.metrics:
+            bench.measure(f"{name}: S in force", update.metrics[IN_FORCE], unit="updates")
+    bench.measure(f"{name}: dropped in all", 100 * fmean(update.metrics[MASKED] for update in made), unit="%")
+    waited, worked = (sum(values) for values in zip(*(update[:2] for update in made[UNCOUNTED:]), strict=True))
+    bench.measure(f"{name}: {WAITS}", 100 * waited / (waited + worked), unit="% of the time")
 
 
 def _round(model: Path, folder: Path, own: Sequence[str]) -> tuple[list[Update], Path]:

@@ -282,7 +282,7 @@ def export(
 @app.command(
     epilog=lesson(
         "swarm-coordinator audit provenance round.toml calm-heron-417",
-        "`policy rollback` to a version before theirs.",
+        "`nodes ban`, then `retract` trains again without them; or `policy rollback` to a version before theirs.",
         "Exit codes: 0 done, 1 failed, 2 a setting is wrong.",
     )
 )

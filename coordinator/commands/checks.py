@@ -18,6 +18,7 @@ from pathlib import Path
 from coordinator.config import Config, fixed
 from coordinator.config.manual import written
 from coordinator.config.reading import Mistake
+from coordinator.config.round import HUB
 from coordinator.learner import start
 from coordinator.tasks.kinds import FROM_FILES, require_known
 from protocol.errors import ConfigInvalid, SwarmError
@@ -122,17 +123,17 @@ def _missing_files(config: Config) -> Iterator[Mistake]:
     named += [("data.train", config.data.train), ("data.eval", config.data.eval)]
     named += [("reward.functions", place.rpartition(":")[0]) for place in config.reward.functions if ".py:" in place]
     for key, place in named:
-        if place and not place.startswith(start.HUB) and not Path(place).exists():
+        if place and not place.startswith(HUB) and not Path(place).exists():
             hint = "Relative paths start at the current folder."
             if key.startswith("data.") and start.is_name_on_hub(place):
-                hint += f" For a data set on the hub, write {start.HUB}{place}."
+                hint += f" For a data set on the hub, write {HUB}{place}."
             yield Mistake(key, f"{key}: {place} does not exist.", hint)
 
 
 def left_to_the_hub(config: Config) -> list[str]:
     """Return a warning if the settings name models or data on the hub, which is not asked."""
     named = {"model.path": config.model.path, "data.train": config.data.train, "data.eval": config.data.eval}
-    if not (there := [key for key, place in named.items() if place.startswith(start.HUB)]):
+    if not (there := [key for key, place in named.items() if place.startswith(HUB)]):
         return []
     return [
         f"The hub is not asked whether {' and '.join(there)} can be used: `task check`, `plan --gpu` and `launch` ask."

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -80,8 +81,10 @@ def _number(text: str, *, least: float = 0.0, most: float | None = None) -> Any:
     return typer.Option(min=least, max=most, callback=_finite, help=text)
 
 
-TrainS = Annotated[float, _number("Time of one update, in seconds.", least=1e-3)]
-GroupS = Annotated[float, _number("Time in which a node samples a group, in seconds.", least=1e-6)]
+TrainS = Annotated[float | None, _number("Time of one update, in seconds.", least=1e-3)]
+GroupS = Annotated[float | None, _number("Time in which a node samples a group, in seconds.", least=1e-6)]
+ASSUMED_TRAIN_S = 60.0
+"""The time of an update that `simulate` assumes if none is given."""
 AtOnce = Annotated[int, typer.Option(min=1, help="Groups that a node samples at once in that time.")]
 Gamma = Annotated[float, _number("Target throughput, as a multiple of the minimum.")]
 SourceMbit = Annotated[float, _number("The seeder's uplink, Mbit/s.", least=1e-3)]
@@ -104,8 +107,8 @@ def plan(
     task: TaskName = "",
     completion_tokens: CompletionTokens = 0,
     live: Annotated[bool, typer.Option("--live", help="Use the measurements of the running round.")] = False,
-    train_s: Annotated[float | None, _number("Time of one update, in seconds.", least=1e-3)] = None,
-    group_s: Annotated[float | None, _number("Time in which a node samples a group, in seconds.", least=1e-6)] = None,
+    train_s: TrainS = None,
+    group_s: GroupS = None,
     at_once: AtOnce = 1,
     broadcast_s: Annotated[float | None, _number("T_bcast in seconds; default: computed from size and links.")] = None,
     size_mb: Annotated[float, _number("Size of a published version, in MB.")] = 0.0,
@@ -362,7 +365,7 @@ def _plan_live(config: "Config", gamma: float, learner_price: float, *, as_json:
 class PoolOptions:
     """The options that describe the nodes of a simulated round."""
 
-    group_s: GroupS
+    group_s: GroupS = None
     nodes: Annotated[int, typer.Option(min=1, max=100_000, help="Number of nodes.")] = 100
     at_once: AtOnce = 1
     spread: SpreadOption = 0.3
@@ -374,13 +377,17 @@ class PoolOptions:
     away_s: Annotated[float, _number("Mean time until another node replaces it, in seconds.", least=1e-3)] = 3600.0
     liars: Annotated[float, _number("Share of nodes that forge samples and overstate their speed.", most=1)] = 0.0
 
-    def pool(self) -> "SimulatedPool":
-        """Return the pool that the simulation draws its nodes from."""
+    def pool(self, config: "Config", train_s: float) -> "SimulatedPool":
+        """Return the pool that the simulation draws its nodes from.
+
+        Without `group_s`, a group takes as long as an update (`train_s`), or less if the learner needs more of them.
+        """
         from coordinator.sim.scenario import SimulatedPool
 
+        enough_s = train_s * min(1.0, self.nodes * self.at_once / config.learner.groups_per_update)
         return SimulatedPool(
             nodes=self.nodes,
-            group_s=self.group_s,
+            group_s=self.group_s or enough_s,
             at_once=self.at_once,
             speed_spread=self.spread,
             length_spread=self.lengths,
@@ -411,7 +418,7 @@ def simulate(
     config_file: ConfigFile,
     settings: Settings,
     *,
-    train_s: TrainS,
+    train_s: TrainS = None,
     updates: Annotated[int, typer.Option(min=1, help="Number of updates to simulate.")] = 100,
     fleet: PoolOptions,
     network: LinkOptions,
@@ -429,16 +436,23 @@ def simulate(
 
     Nodes, learner and network are simulated: nothing is sampled, trained or sent. Use it to see the effect of a setting
     before a swarm exists: how long the learner waits, the staleness of its rollouts, and the wasted work.
+
+    The result depends most on --train-s and --group-s. Without them it assumes 60 s, and nodes that give what the
+    learner needs. `plan --live` measures both in a running round; `plan --learner --nodes` estimates them from names.
     """
     from coordinator.config import load
     from coordinator.sim.scenario import Links, scenario_of
 
     links = (network.size_mb, network.source_mbit, network.node_mbit, network.node_up_mbit)
+    config, update_s = load(config_file, settings), train_s or ASSUMED_TRAIN_S
+    pool = fleet.pool(config, update_s)
+    if assumed := _assumed_line(config_file, train_s, fleet.group_s, pool.group_s):
+        typer.echo(assumed, err=True)
     scenario = scenario_of(
-        load(config_file, settings),
-        fleet.pool(),
+        config,
+        pool,
         updates=updates,
-        train_s=train_s,
+        train_s=update_s,
         broadcast_s=network.broadcast_s,
         broadcast_spread=fleet.spread,
         links=Links(*links, spread=fleet.spread, load_s=network.load_s),
@@ -451,6 +465,23 @@ def simulate(
     if gamma is not None:
         scenario = replace(scenario, gamma=gamma)
     _play(scenario, svg, as_json=as_json)
+
+
+def _assumed_line(file: Path, train_s: float | None, group_s: float | None, assumed_group_s: float) -> str:
+    """Return what is assumed in the place of missing times, and how to measure them; empty if nothing is."""
+    parts = [] if train_s else [f"an update takes {ASSUMED_TRAIN_S:g} s (--train-s)"]
+    if not group_s:
+        parts.append(
+            f"a node samples a group in {assumed_group_s:.4g} s (--group-s), so that all nodes together give what the "
+            "learner needs"
+        )
+    if not parts:
+        return ""
+    return (
+        f"Assumed: {', and '.join(parts)}. Your machines differ. To measure both in a running round: "
+        f"swarm-coordinator plan {shlex.quote(str(file))} --live. To estimate them: swarm-coordinator plan "
+        f"{shlex.quote(str(file))} --learner CARD:COUNT --nodes CARD:COUNT\n"
+    )
 
 
 def _or_ever(seconds: float | None) -> float:

@@ -209,7 +209,9 @@ def load_checked(path: Path | None, settings: list[str]) -> tuple[Config | None,
     except OSError as error:
         hint = f"Create it with swarm-coordinator init {path}." if isinstance(error, FileNotFoundError) else ""
         raise ConfigInvalid(f"Cannot read {path}: {error.strerror}.", hint=hint) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigInvalid(f"{path} is not TOML: byte {error.start + 1} is not text in UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid(f"{path} is not TOML: {error}.") from error
     return checked(with_settings(table, settings))
 

@@ -27,6 +27,9 @@ from protocol.policy.description import Fact, Passage, RoundDescription, Title
 from protocol.policy.origin import OriginUrl
 from protocol.text.money import DEFAULT_DECIMALS, DEFAULT_NAME, MICRO_DECIMALS, Unit, checked_name
 
+HUB = "hf://"
+"""The prefix of a `model.path` that names a model of the hub."""
+
 ModeName = Literal["echo2", "push-pull", "sequential", "colocated"]
 
 IN_TURNS = {"max_updates": 0, "publish_every": 1}
@@ -192,6 +195,11 @@ class ModelSection(Section):
         "embedded", description="model folder in hub format, hf://owner/name, or 'embedded' (a tiny built-in model)"
     )
     revision: str = Field("", description="branch, tag or commit on the hub; empty: the main branch")
+
+    @property
+    def base_name(self) -> str:
+        """The name that published adapters give their base: of a folder not its path, since versions are public."""
+        return self.path.removeprefix(HUB) if self.path.startswith(HUB) else Path(self.path).name
 
 
 class StoreSection(Section):

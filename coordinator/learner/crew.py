@@ -203,7 +203,7 @@ class Crew:
             folder.mkdir()
             for path in base.iterdir():
                 (folder / path.name).hardlink_to(path)
-        self.policy.writer.save_adapter(folder, self._config.model.path)
+        self.policy.writer.save_adapter(folder, self._config.model.base_name)
         return _done
 
     def _left(self, job: Job) -> Job:

@@ -152,7 +152,7 @@ def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> i
     shutil.rmtree(held)
     log.info("Writing the %s …", "adapter" if adapter else "policy")
     if adapter:
-        policy.writer.save_adapter(folder, config.model.path)
+        policy.writer.save_adapter(folder, config.model.base_name)
         (folder / canary.FILE_NAME).unlink()
     else:
         policy.writer.save_hub(folder)

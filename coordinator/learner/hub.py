@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from coordinator.audit.case import RoundArchive
 from coordinator.base.files import mapped
 from coordinator.config import Config
+from coordinator.config.round import HUB
 from coordinator.learner.settings import algorithm
 from coordinator.store.facts import PROGRESS, ROUND_ID, get_fact
 from coordinator.store.tables import rollouts, versions
@@ -28,8 +29,6 @@ from protocol.policy.manifest import PolicyManifest
 from protocol.text.plain import counted
 
 FILE = "README.md"
-
-HUB = "hf://"
 
 
 def write_card(config: Config, folder: Path, update: int) -> None:
@@ -122,7 +121,7 @@ def _head(config: Config) -> Iterator[str]:
     yield "library_name: transformers"
     yield "pipeline_tag: text-generation"
     if config.model.path.startswith(HUB):
-        yield f"base_model: {json.dumps(config.model.path.removeprefix(HUB))}"
+        yield f"base_model: {json.dumps(config.model.base_name)}"
     yield "tags:\n- reinforcement-learning\n- grpo\n- echo-swarm"
     yield "---\n"
 

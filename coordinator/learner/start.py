@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import Config, ModelSection, manual
+from coordinator.config.round import HUB
 from coordinator.environments.games.episodes import GAMES, open_game
 from coordinator.learner.embedded_text import text_files
 from protocol import limits
@@ -21,7 +22,7 @@ from protocol.policy import adapter, model_config
 from protocol.policy.codec import PolicyCodec
 from protocol.policy.folder import kind_of
 
-HUB, EMBEDDED = "hf://", manual.EMBEDDED
+EMBEDDED = manual.EMBEDDED
 
 WANTED = (
     "*.safetensors",

@@ -193,7 +193,7 @@ class Publisher:
         for blob in self.blobs.glob("??/*"):
             if len(blob.name) == 64 and blob.name not in wanted:
                 blob.unlink(missing_ok=True)
-        for upload in self.uploads.iterdir():
+        for upload in self.uploads.glob("*"):  # a restored round has no such folder before its next version
             if upload.name.isdigit() and int(upload.name) < newest:
                 shutil.rmtree(upload)
         return for_audits

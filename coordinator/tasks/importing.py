@@ -20,16 +20,21 @@ The conversion of a row to a problem: the columns of prompt and answer, and the 
 
 - A prompt is text, or messages `{"role", "content"}`. An answer may have any type; the task gets it as text, and
   rewards get it unchanged.
-- All columns except the prompt are passed to rewards, under their own names.
+- All columns except the prompt are passed to rewards, under their own names and in the types of JSON: dates, times in
+  ISO 8601, durations as seconds, decimals as text, arrays as lists, bytes as the text that they encode. A column with
+  other values, such as pictures, is refused by its name.
 """
 
 import heapq
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from blake3 import blake3
 
@@ -64,15 +69,15 @@ class Columns:
             )
         value = _at(row, asked, where)
         answer = None if answered is None else _at(row, answered, where)
-        columns = {str(name): _plain(each) for name, each in row.items() if name != asked}
+        columns = {str(name): _column(each, str(name), where) for name, each in row.items() if name != asked}
         if answer is not None:
-            columns["answer"] = _plain(answer)
-        return Problem(self._prompt(value, where), _text(answer), columns)
+            columns["answer"] = _column(answer, str(answered), where)
+        return Problem(self._prompt(value, where), _text(columns["answer"] if answer is not None else ""), columns)
 
     def _place(self, row: Mapping[str, Any], what: str, usual: tuple[str, ...]) -> str | None:
         if (chosen := self._settings.columns.get(what)) is not None:
             return chosen
-        return next((name for name in usual if _value_at(row, name) not in (None, _NOWHERE)), None)
+        return next((name for name in usual if not _is_missing(_value_at(row, name))), None)
 
     def _prompt(self, value: Any, where: str) -> Prompt:
         if isinstance(value, str) and value:
@@ -85,9 +90,14 @@ class Columns:
         if value is None or value in ("", []):
             raise ConfigInvalid(f"{where}: the prompt is empty.", hint="Remove the row, or give it a prompt.")
         raise ConfigInvalid(
-            f"{where}: the prompt is neither text nor messages, but {json.dumps(_plain(value))[:60]}.",
+            f"{where}: the prompt is neither text nor messages, but {json.dumps(value, default=str)[:60]}.",
             hint='Messages look like {"role": "user", "content": "…"}; pictures and tools are not supported.',
         )
+
+
+def _is_missing(value: Any) -> bool:
+    """Return True if there is no value; compared by identity, since an array compares each of its numbers."""
+    return value is None or value is _NOWHERE
 
 
 def _is_message(value: Any) -> bool:
@@ -125,18 +135,50 @@ def _read(text: str) -> Any:
 
 
 def _text(answer: Any) -> str:
-    if answer is None:
-        return ""
-    return answer if isinstance(answer, str) else json.dumps(_plain(answer), ensure_ascii=False)
+    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+
+
+class _NotJson(ValueError):
+    """A value that JSON does not have; its text says what the value is."""
+
+
+def _column(value: Any, name: str, where: str) -> Any:
+    """Return a column's value in the types of JSON; raise `ConfigInvalid` if that is not possible."""
+    try:
+        return _plain(value)
+    except _NotJson as error:
+        raise ConfigInvalid(
+            f"{where}: the column {name} contains {error}, which rewards cannot get.",
+            hint="Remove the column (`remove_columns` in the library datasets), or make it text, numbers or lists.",
+        ) from None
 
 
 def _plain(value: Any) -> Any:
-    """Return the value in the types of JSON: dates, decimals and the like as text."""
+    """Return the value in the types of JSON."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal | UUID | PurePath):
+        return str(value)
+    if isinstance(value, bytes | bytearray):
+        return _decoded(value)
+    if callable(getattr(value, "tolist", None)):  # arrays and single numbers of numpy and torch
+        return _plain(value.tolist())
+    raise _NotJson(f"a value of the type {type(value).__name__}")
+
+
+def _decoded(value: bytes | bytearray) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise _NotJson(f"{len(value):,} bytes that are no text") from None
 
 
 GENERATED = 10_000

@@ -3,7 +3,8 @@
 - A Lightning address `name@host` (LUD-16) and an LNURL (LUD-01, bech32) are https addresses of a service that returns
   invoices. Only public host names are accepted: the payer's machine fetches them.
 - An offer (BOLT12) is a stream of TLV fields without a checksum, so its fields are checked, points on the curve
-  included. It must let the payer choose the amount, and must not expire: it is paid in every batch.
+  included. It must let the payer choose the amount, and must not expire: it is paid in every batch. It is for Bitcoin's
+  main chain, names no quantity, and is written in one piece.
 - An invoice is refused: it can be paid once only.
 """
 

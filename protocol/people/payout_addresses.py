@@ -3,14 +3,14 @@
 | scheme | where | for |
 |---|---|---|
 | `evm:` | 0x and 40 hex digits, whose capitals are the checksum (EIP-55) | rail evm |
-| `sepa:` | IBAN/name: an IBAN of a SEPA country with its check digits, the account holder's name | rail sepa |
-| `paypal:` | the e-mail address of a PayPal account | rail paypal |
+| `sepa:` | IBAN/name: an IBAN without spaces; 1 to 70 letters, digits, spaces and ?:().,'+- | rail sepa |
+| `paypal:` | the e-mail address of a PayPal account, 127 characters at most | rail paypal |
 | `stripe:` | the id of an account that is connected to the operator's (acct_…) | rail stripe |
 | `lightning:` | name@host, an LNURL or a BOLT12 offer (`protocol.people.lightning`) | rail lightning |
-| `text:` | printable ASCII, for a person who pays by hand | rail manual |
+| `text:` | for a person who pays by hand; no spaces around it | rail manual |
 
-- Every character of an address is printable ASCII. Only `text:` can carry markup, or anything that begins with a sign
-  that a spreadsheet reads as a formula.
+- An address has at most 600 characters, each printable ASCII. Only `text:` can carry markup, or anything that begins
+  with a sign that a spreadsheet reads as a formula.
 """
 
 import re

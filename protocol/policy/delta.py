@@ -4,14 +4,15 @@ At the learning rates of RL about one weight in a hundred changes its bf16 value
 one unit in the last place. A patch says which elements changed, and by how many such units. Numbers are little-endian.
 
     Patch    "ESDELTA1" · base digest 32 bytes · base size u64 · size u64 · header size u32 · packed size u32
-             · header: zstd frame of the new file's header, with its 8 bytes of size; with packed size 0 it is the
-               base's, and not here
-             · one Tensor for each tensor of the new file, in the order of its bytes
+             · header: zstd frame of the new file's header, with its 8 bytes of size, which `header size` includes;
+               with packed size 0 it is the base's, and not here
+             · one Tensor for each tensor of the new file, sorted by beginning, end and name
     Tensor   one Block for each 4 MiB of it, the last shorter, but at least one · BLAKE3 of its new bytes, 32 bytes
     Block    count u32 of listed elements; if it is not 0:
              · Stream of gaps · one Stream for each byte of an element: byte k of every listed element's change
     Stream   packed size u32 · zstd frame, which states its content size
 
+- An element has 8 bytes in F64, I64 and U64; 4 in F32, I32, U32 and C64; 2 in F16, BF16, I16 and U16; else 1.
 - Gaps count the unlisted elements before each listed one: a byte below 255 ends a gap, a byte of 255 adds 255 to it.
   So positions cannot fail to increase. What is not listed keeps the base's bytes.
 - A change is the difference of the two elements as integers ordered like the floats (the bits inverted if the sign bit

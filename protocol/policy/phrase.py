@@ -1,7 +1,8 @@
 """The phrase of a round: six words that people compare in place of the 64 digits of its fingerprint.
 
-- The words are the first 66 bits of scrypt of the fingerprint, 11 bits each. An attacker who searches for a root
-  document with the same phrase pays one scrypt for each guess.
+- The words are the first 66 bits of scrypt of the fingerprint's 32 bytes (N = 16384, r = 8, p = 1, 9 bytes, salt
+  `echo-swarm round phrase v1`). Each 11 bits, the most significant first, are the index of a word in the English list
+  of BIP-39. An attacker who searches for a root document with the same phrase pays one scrypt for each guess.
 - The list, its order and the parameters are frozen by golden vectors.
 """
 

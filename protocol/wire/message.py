@@ -50,9 +50,9 @@ class Message(BaseModel):
             return cls.model_validate(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or cls.__name__
-            said = f"{cls.__name__}: {where[:100]}: {first['msg']}."
-            raise MalformedMessage(said, breach=different(where[-100:], first["msg"], _kind(first))) from None
+            where, wanted = ".".join(str(part) for part in first["loc"]), _expected(first)
+            said = f"{cls.__name__}: {where[:100]}{': ' if where else ''}{wanted}."
+            raise MalformedMessage(said, breach=different(where[-100:] or cls.__name__, wanted, _kind(first))) from None
 
 
 @cache
@@ -80,6 +80,25 @@ def _items(annotation: Any, metadata: Iterable[Any] = ()) -> int:
     return 1
 
 
+_EXPECTED = {
+    "tuple_type": "Input should be a list",
+    "model_type": "Input should be a map",
+    "string_type": "Input should be text",
+    "bytes_type": "Input should be bytes",
+    "extra_forbidden": "There is no such field",
+}
+"""Faults by Pydantic's name, in the protocol's words: who reads them may have written a client in another language."""
+
+_KINDS = {"tuple": "list", "dict": "map", "str": "text", "NoneType": "nil"}
+"""The protocol's types by Python's."""
+
+
+def _expected(fault: ErrorDetails) -> str:
+    """Return what a field should be."""
+    message = fault["msg"].replace("Tuple", "List").replace(" after validation", "")
+    return _EXPECTED.get(fault["type"], message)
+
+
 def _kind(fault: ErrorDetails) -> str:
     """Describe the faulty value, or say that it is missing; of a value that may be large, its type and length."""
     if fault["type"] == "missing":
@@ -87,7 +106,8 @@ def _kind(fault: ErrorDetails) -> str:
     value = fault["input"]
     if isinstance(value, bool | int | float):
         return repr(value)
-    return f"{type(value).__name__} of length {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+    kind = _KINDS.get(type(value).__name__, type(value).__name__)
+    return f"{kind} of length {len(value)}" if hasattr(value, "__len__") else kind
 
 
 def _first_difference(given: Any, meant: Any, where: str = "") -> tuple[str, str, str]:

@@ -1,7 +1,7 @@
 """Messages between auditors and the coordinator, and a node's view of a verdict.
 
 - An auditor is a client like the learner, with the operator's credential; there may be several.
-- It may repeat all calls.
+- It may repeat all calls. One that was held open for a while answers empty `Cases`.
 - `take` reserves at most `limits.AUDIT_CASES_MAX` cases of one version for `audit.timeout_s`; its reply may be larger
   than other messages. `hold`, sent every third of that time, keeps them. A second `take` loses the cases in hand.
 - A lost case is given out alone, and pardoned after the third time.

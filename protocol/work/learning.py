@@ -2,6 +2,7 @@
 
 - The learner is a client like any other, with the operator's credential instead of a node key; it may repeat all calls.
 - It begins with `state`, gets `batches/<n>`, which may be larger than other messages, and settles it with `reports`.
+- A call without a reply answers 204; so does one that was held open for a while: repeat it.
 - Batch n leads from update n - 1 to update n; a repeated request gets the same batch.
 - `commitments` takes an `UpdateCommitment`, which becomes an `update` of the ledger unless it breaks the chain.
 - To publish, it sends each changed file by `PUT uploads/<version>/<file>?digest=<BLAKE3>`, then a `Publication` to

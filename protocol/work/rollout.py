@@ -243,5 +243,5 @@ def check_logprobs(number: int, data: bytes, count: int) -> Logprobs:
 def _places(number: int, name: str, expected: str, values: Tokens | Logprobs, wrong: npt.NDArray[np.bool_]) -> Breach:
     """Return a breach with the first wrong values of a sample and their places in the claim."""
     at = np.flatnonzero(wrong)[:POSITIONS_MAX].tolist()
-    observed = ", ".join(f"{value:.6g}" for value in values[at].tolist())
+    observed = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values[at].tolist())
     return Breach(f"samples.{number}.{name}", expected, observed, tuple((number, place) for place in at))

@@ -44,11 +44,13 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
 
     from swarm_node.base.clock import now_ms
     from swarm_node.owner import status_lines, stopped
-    from swarm_node.owner.control_socket import NoAgent, ask
+    from swarm_node.owner.control_socket import NoAgent, ask, is_in_use
 
     try:
         _show(trio.run(ask, home, "status"), as_json)
     except NoAgent as error:
+        if is_in_use(home):  # it starts or stops: what the one before it left is no answer
+            raise
         last = stopped.last(home)
         if as_json:
             typer.echo(json.dumps({**error.to_wire(), "stopped": last}))

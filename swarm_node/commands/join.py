@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from protocol.errors import ConfigInvalid, SwarmError, Unreachable, UntrustedRoot, named
+from protocol.errors import ConfigInvalid, SwarmError, Unreachable, UntrustedRoot, WrongAddress, named
 from protocol.limits import PRICE_DEFAULT_MICROS_PER_MTOK, ROUNDS_PER_AGENT_MAX
 from protocol.people.names import nickname
 from protocol.start import quick_imports
@@ -398,7 +398,7 @@ def _preview(settings: "member.MemberSettings", *, must: bool, joins_cards: bool
     try:
         seen = trio.run(partial(preview.preview_round, settings, key, joins_cards=joins_cards))
     except SwarmError as error:
-        if must or _serves_another_round(error, settings):
+        if must or _ends_join(error, settings):
             raise
         seen = preview.RoundPreview([f"Demand and earnings: unknown: {named(error)}"])
     for line in seen.lines:
@@ -417,9 +417,9 @@ def _fitting(
 ) -> tuple["Choose", "tuple[EngineCard, ...]"]:
     """Return the chooser of the engine, with the precision that fits the round's model, and the cards that can hold it.
 
-    Raise an error if no precision fits, or if the coordinator does not serve the round of the join string. If the round
-    cannot be reached, or has published no version yet, the agent decides later. `joined` is the number of cards of each
-    engine if another round needs so many.
+    Raise an error if no precision fits, or if the join string is wrong. If the round cannot be reached, or has
+    published no version yet, the agent decides later. `joined` is the number of cards of each engine if another round
+    needs so many.
     """
     import trio
 
@@ -440,7 +440,7 @@ def _fitting(
     try:
         round_ = trio.run(preview.published, settings.join, key)
     except SwarmError as error:  # the agent retries if that helps
-        if _serves_another_round(error, settings):
+        if _ends_join(error, settings):
             raise
         reason = "the coordinator does not respond" if isinstance(error, Unreachable) else named(error)
         tell(f"Precision: decided when the round's model is known; now {reason}")
@@ -468,15 +468,14 @@ def _tell_line(text: str) -> None:
     typer.echo(one_line(text), err=True)
 
 
-def _serves_another_round(error: SwarmError, settings: "member.MemberSettings") -> bool:
-    """Return True if the join string names another root than the coordinator's, in a round that was never trusted here.
+def _ends_join(error: SwarmError, settings: "member.MemberSettings") -> bool:
+    """Return True if no coordinator or one with another root answers, in a round that was never trusted here.
 
-    A round that was trusted before may be back when the attack is over: the agent retries.
+    A round that was trusted before may be back when the attack or the mistake is over: the agent retries.
     """
-    from swarm_node.coordinator_api.join_string import TRUST_FILE, round_folder
+    from swarm_node.coordinator_api.join_string import was_trusted
 
-    known = (round_folder(settings.home, settings.join) / TRUST_FILE).exists()
-    return isinstance(error, UntrustedRoot) and not known
+    return isinstance(error, UntrustedRoot | WrongAddress) and not was_trusted(settings.home, settings.join)
 
 
 def _live_view(*, wanted: bool) -> "Show | None":

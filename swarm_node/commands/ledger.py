@@ -382,6 +382,7 @@ async def _files(join: "JoinString") -> "AsyncIterator[Origin]":
 async def _verify(
     join: "JoinString", folder: Path | None, save: Path | None, witnesses: "Witnesses", progress: bool
 ) -> "Verified":
+    from rich.console import Console
     from rich.progress import Progress
 
     from swarm_node.ledger import log_verify
@@ -390,7 +391,8 @@ async def _verify(
     async with _files(join) as online:
         files: PublicFiles = Folder(folder) if folder else online
         reader = LogReader(Saving(files, save) if save else files)
-        with Progress(disable=not progress) as bar:
+        console = Console(stderr=True)
+        with Progress(console=console, disable=not (progress and console.is_terminal), transient=True) as bar:
             task = bar.add_task("verifying", total=None)
             return await log_verify.verify(
                 reader, join.round_id, witnesses, lambda done, total: bar.update(task, completed=done, total=total)

@@ -18,7 +18,7 @@ import httpx
 import trio
 
 from protocol import limits
-from protocol.errors import MalformedMessage, SwarmError, Unreachable
+from protocol.errors import MalformedMessage, SwarmError, Unreachable, WrongAddress
 from protocol.ids import NodeId
 from protocol.people.owner import Earnings, EarningsRequest, StatementReply
 from protocol.policy.origin import OriginList
@@ -70,6 +70,14 @@ SENT_BYTES_PER_S = 8 * limits.KIB
 
 PROXIES = (502, 503, 504)
 """The answers of a proxy whose coordinator does not answer."""
+
+LATER = (408, 425, 429)
+"""The answers of a proxy or web server that may answer otherwise later, in the range of those that will not."""
+
+NEVER = (501, 505)
+"""The answers beside that range of servers that do not know the request."""
+
+ANOTHER_SERVER = "Another server than an Echo Swarm coordinator answers there: check the address and its port."
 
 
 class Coordinator:
@@ -201,7 +209,7 @@ class Coordinator:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            raise Unreachable(f"{path} did not return JSON. Check that the address is the coordinator's.")
+            raise WrongAddress(f"{self.url}{path} did not return JSON.", hint=ANOTHER_SERVER)
         return document
 
     async def _call(self, path: str, message: Message, kind: type[M]) -> M:
@@ -231,19 +239,22 @@ class Coordinator:
             return data
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             self._quiet_until = trio.current_time() + retry_after_s(response)
-        raise _named_error(path, response.status_code, data)
+        raise _named_error(response, f"{self.url}{path}", data)
 
 
-def _named_error(path: str, status: int, data: bytes) -> SwarmError:
+def _named_error(response: httpx.Response, url: str, data: bytes) -> SwarmError:
     """Return the error in a coordinator's reply; any other reply is not from a coordinator."""
+    status = response.status_code
     try:
         reason = canonical.decode(data, max_bytes=16 * limits.KIB)
     except SwarmError:
         if status in PROXIES:
             return Unreachable(f"The coordinator does not answer its proxy, which returned HTTP status {status}.")
-        return Unreachable(
-            f"{path} returned HTTP status {status} without a reason. Check that the address is the coordinator's."
-        )
+        said = f"{url} returned HTTP status {status} without a reason"
+        if status in NEVER or (300 <= status < 500 and status not in LATER):
+            place = response.headers.get("Location", "")
+            return WrongAddress(f"{said}{f' and leads to {place[:100]}' if place else ''}.", hint=ANOTHER_SERVER)
+        return Unreachable(f"{said}.", hint="Check that the address is the coordinator's.")
     return SwarmError.from_wire(reason)
 
 

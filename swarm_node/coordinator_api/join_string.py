@@ -11,7 +11,7 @@ Resolution of host names, and the rule that untrusted addresses may lead to the 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import trio
 
@@ -37,6 +37,8 @@ ROUNDS = "rounds"
 """Folder in a node's home with one folder for each round."""
 
 
+_LABEL = re.compile(r"(?!-)\S{1,63}(?<!-)")
+
 SHOWN_CHARS = 120
 """The longest text that is repeated as it was typed."""
 
@@ -44,6 +46,11 @@ SHOWN_CHARS = 120
 def round_folder(home: Path, join: JoinString) -> Path:
     """Return the folder of a round in a node's home."""
     return home / ROUNDS / join.round_id[:16]
+
+
+def was_trusted(home: Path, join: JoinString) -> bool:
+    """Return True if a node in `home` has trusted this round before: what is wrong now may pass, and it waits."""
+    return (round_folder(home, join) / TRUST_FILE).exists()
 
 
 def parse(text: str) -> JoinString:
@@ -61,6 +68,11 @@ def parse(text: str) -> JoinString:
             f"{text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + '…'!r} is not a join string.",
             hint="A join string has the form http://host:port#fingerprint.",
         )
+    if not _is_place(parts):
+        raise ConfigInvalid(
+            f"{parts.netloc[:SHOWN_CHARS]!r} in this join string is no valid host and port.",
+            hint="A join string has the form http://host:port#fingerprint, with a port from 1 to 65535.",
+        )
     if not re.fullmatch(r"[0-9a-f]{64}", parts.fragment):
         length = len(parts.fragment)
         found = "other characters there" if length == 64 else f"{length} characters there" if length else "none"
@@ -69,6 +81,16 @@ def parse(text: str) -> JoinString:
             hint="Copy the whole join string; the node verifies the coordinator by its fingerprint.",
         )
     return JoinString(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", parts.fragment)
+
+
+def _is_place(parts: SplitResult) -> bool:
+    """Return True if a URL has a host that can be resolved, and a port that exists, or none."""
+    try:
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return False
+    is_host = ":" in host or all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split("."))
+    return is_host and port != 0
 
 
 async def resolve(host: str) -> list[str]:

@@ -8,13 +8,16 @@
   `Unreachable`, too.
 """
 
+import errno
+import socket
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import httpx
 import trio
 
-from protocol.errors import MessageTooLarge, Overloaded, UnknownChunk, Unreachable
+from protocol.errors import MessageTooLarge, Overloaded, UnknownChunk, Unreachable, WrongAddress
 from protocol.ids import ChunkId
 from protocol.limits import KIB
 from protocol.policy import chunks
@@ -110,22 +113,65 @@ class Origin:
             return await read_at_most(response, max_bytes)
 
 
+CHECK = "Check the address and this machine's network connection."
+CHECK_FORM = "Check the port, and whether the address begins with http:// or https://."
+
+ILLEGAL = "illegal "
+"""The beginning of h11's text for an answer that is not HTTP."""
+
+NO_SUCH_HOST = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+"""Reasons that OpenSSL gives if the other side answers without TLS."""
+
+
 def no_answer(what: str, error: Exception) -> Unreachable:
-    """Return the error of a failed request, with its reason, which for a failed handshake of TLS is in its causes."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ssl.SSLError):
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return Unreachable(
-            f"{what}: its certificate is not valid here ({cause.verify_message.rstrip('.')}).",
-            hint="Check the address and this machine's clock. If the operator signs certificates without a public "
-            "authority, name the authority's file in the variable SSL_CERT_FILE.",
-        )
-    reason = getattr(cause, "reason", None) or str(error)  # only errors of OpenSSL itself have one
+    """Return the error of a failed request, with its reason, most of which are in its causes."""
+    for cause in _causes(error):
+        if (said := _of_cause(what, cause)) is not None:
+            return said
     if isinstance(error, httpx.TimeoutException):  # it has no text
-        reason = "no answer in time"
-    named = f"{type(error).__name__}: {reason}".removesuffix(": ")
-    return Unreachable(f"{what} ({named}).", hint="Check the address and this machine's network connection.")
+        return Unreachable(f"{what}: no answer in time.", hint=CHECK)
+    if isinstance(error, httpx.RemoteProtocolError) and str(error).startswith(ILLEGAL):
+        return WrongAddress(f"{what}: the server there does not speak HTTP.", hint=CHECK_FORM)
+    named = f"{type(error).__name__}: {error}".removesuffix(": ").removesuffix(".")
+    return Unreachable(f"{what} ({named}).", hint=CHECK_FORM if isinstance(error, httpx.RemoteProtocolError) else CHECK)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes; of a group, which has one for each address of a host, the first."""
+    while error is not None:
+        yield error
+        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+
+
+def _of_cause(what: str, cause: BaseException) -> Unreachable | None:
+    """Return the error in plain words for a cause that says why nobody answered; None for any other."""
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return Unreachable(
+                f"{what}: its certificate is not valid here ({cause.verify_message.rstrip('.')}).",
+                hint="Check the address and this machine's clock. If the operator signs certificates without a public "
+                "authority, name the authority's file in the variable SSL_CERT_FILE.",
+            )
+        case ssl.SSLError(reason=str(reason)) if reason in NO_TLS:
+            return WrongAddress(
+                f"{what}: the server there does not speak TLS.", hint="Try http:// instead of https://."
+            )
+        case ssl.SSLError(reason=str(reason)):
+            return Unreachable(f"{what} (TLS: {reason}).", hint=CHECK)
+        case socket.gaierror(errno=number) if number in NO_SUCH_HOST:
+            return WrongAddress(f"{what}: there is no host of this name.", hint="Check the spelling of the address.")
+        case socket.gaierror():
+            return Unreachable(f"{what}: its name cannot be resolved now.", hint="Check this machine's network.")
+        case ConnectionRefusedError():
+            return Unreachable(
+                f"{what}: connection refused. No program listens at this port.",
+                hint="Check the address. If it is right, the coordinator does not run now: ask its operator.",
+            )
+        case OSError(errno=number) if number in NO_ROUTE:
+            return Unreachable(f"{what}: the network does not lead there.", hint=CHECK)
+    return None
 
 
 def retry_after_s(response: httpx.Response) -> float:

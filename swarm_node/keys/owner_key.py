@@ -84,13 +84,15 @@ def require_new(path: Path) -> None:
 
 def read(path: Path, kind: Kind = OWNER) -> KeyFile:
     """Read a key file without decrypting it."""
+    hint = "Make one with `swarm-node keys owner new`, or restore it." if kind == OWNER else "Choose another file."
     try:
         with path.open("rb") as file:
             key_file = KeyFile.model_validate_json(file.read(FILE_MAX_BYTES))
-    except (OSError, ValidationError):
+    except OSError as error:
+        raise ConfigInvalid(f"Cannot read {_CALLED[kind]} in {path}: {error.strerror}.", hint=hint) from None
+    except ValidationError:
         key_file = None
     if key_file is None or key_file.kind != kind:
-        hint = "Make one with `swarm-node keys owner new`, or restore it." if kind == OWNER else "Choose another file."
         raise ConfigInvalid(f"{path} does not hold {_CALLED[kind]}.", hint=hint)
     return key_file
 

@@ -12,6 +12,7 @@ import hmac
 import json
 import secrets
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import trio
 
 from protocol.errors import ConfigInvalid, SwarmError
+from swarm_node.keys.identity import FILE, has_agent
 
 FOLDER, SOCKET, PORT = "control", "agent.sock", "port.json"
 PATH_MAX_BYTES = 100
@@ -90,9 +92,18 @@ async def knock(home: Path) -> tuple[trio.SocketStream, str]:
         ) from None
     except (OSError, ValueError, KeyError):  # left by an agent that was killed
         pass
+    if is_in_use(home):
+        raise NoAgent(f"The agent in {home} is starting or stopping.", hint="Try again in a few seconds.")
     raise NoAgent(
         f"No agent is running in {home}.", hint="Start one with `swarm-node join`, or give its folder with --home."
     )
+
+
+def is_in_use(home: Path) -> bool:
+    """Return True if a process uses the home, though it does not listen."""
+    with suppress(OSError):  # a folder of another user
+        return (home / FILE).is_file() and has_agent(home)
+    return False
 
 
 async def read_line(stream: trio.abc.ReceiveStream) -> bytes:

@@ -1,7 +1,8 @@
 """Messages to the owner about trouble and payouts: a command of the owner's gets each as JSON on its standard input.
 
 1. Trouble that lasts for `HOLD_MS` causes one message, and one more when it has been over for as long.
-2. A payout causes one message. What was paid before this node first looked causes none.
+2. A payout causes one message, and one line of the log, also without a command. What was paid before this node first
+   looked causes none.
 3. What was seen is saved before the command runs, so that a restart repeats no message that was accepted. A command
    that does not end with code 0 is run again after growing pauses, with the same `id`.
 4. The command runs without a shell, and is killed after `COMMAND_S`. Its output is not logged: it may hold secrets.
@@ -95,13 +96,23 @@ def _observe_trouble(told: ToldOwner, seen: AgentSnapshot, now: int) -> ToldOwne
 
 
 def _observe_payouts(told: ToldOwner, seen: AgentSnapshot, now: int) -> ToldOwner:
+    if text := payout_text(told, seen):
+        told = _with(told, seen, "payout", text, now)
+    return _with_payouts_seen(told, seen)
+
+
+def payout_text(told: ToldOwner, seen: AgentSnapshot) -> str:
+    """Return the message about what was paid since the last look; empty if nothing was, or at the first look."""
+    if seen.rates is None or told.payouts is None or int(seen.rates["payouts"]) <= told.payouts:
+        return ""
+    paid = parse_unit(seen.unit).exact(int(seen.rates["paid_micros"]) - told.paid_micros)
+    return f"Paid: {paid}. `swarm-node ledger payouts` fetches the proof."
+
+
+def _with_payouts_seen(told: ToldOwner, seen: AgentSnapshot) -> ToldOwner:
     if seen.rates is None:
         return told
     count, paid_micros = int(seen.rates["payouts"]), int(seen.rates["paid_micros"])
-    if told.payouts is not None and count > told.payouts:
-        new_micros = paid_micros - told.paid_micros
-        text = f"Paid: {parse_unit(seen.unit).exact(new_micros)}. `swarm-node ledger payouts` fetches the proof."
-        told = _with(told, seen, "payout", text, now)
     return told.model_copy(update={"payouts": count, "paid_micros": paid_micros})
 
 
@@ -115,7 +126,7 @@ def _with(told: ToldOwner, seen: AgentSnapshot, kind: str, text: str, now: int) 
 
 
 class OwnerNotifier:
-    """Runs the owner's command for each message of one agent."""
+    """Logs each payout of one agent's owner, and runs the owner's command, if there is one, for each message."""
 
     def __init__(self, command: Sequence[str], folder: Path, snapshot: Callable[[], AgentSnapshot]) -> None:
         self._command, self._path, self._snapshot = list(command), folder / FILE, snapshot
@@ -125,7 +136,7 @@ class OwnerNotifier:
 
     async def run(self) -> None:
         """Look and send at intervals until cancelled."""
-        while self._command:
+        while True:
             try:
                 await self.check(now_ms())
             except SwarmError as error:  # a full disk costs a repeated message after a restart, not the agent
@@ -133,9 +144,12 @@ class OwnerNotifier:
             await trio.sleep(LOOK_S)
 
     async def check(self, now: int) -> None:
-        """Save what is new, then run the command for the messages that wait."""
-        await self._save(observe(self.told, self._snapshot(), now))
-        while self.told.waiting and now >= self._next_ms:
+        """Save and log what is new, then run the command for the messages that wait."""
+        seen = self._snapshot()
+        if text := payout_text(self.told, seen):
+            log.info("%s", text)
+        await self._save(observe(self.told, seen, now) if self._command else _with_payouts_seen(self.told, seen))
+        while self._command and self.told.waiting and now >= self._next_ms:
             if not await self._is_accepted(self.told.waiting[0]):
                 self._next_ms, self._pause_ms = now + self._pause_ms, min(2 * self._pause_ms, PAUSE_MAX_MS)
                 return

@@ -9,6 +9,8 @@ Rules for both sides; a peer that breaks one gets `MuxViolation` and loses its c
 - Frames cost: each tick pays for `frames_per_tick` frames, and each KiB of payload, in either direction, for one more.
   A message that completes no header costs as much as a frame, since it has to be decrypted. So floods of pings, resets,
   tiny updates or empty messages end the connection, and honest traffic does not.
+- So do unknown kinds or flags, frames for a stream that was never opened, data after FIN, a window above 2^32 - 1, and
+  GO_AWAY with a code other than 0.
 - `tick` is the only clock. A peer that is silent for a whole tick is pinged, and after two it is `PeerSilent`.
 
 Streams that may send take turns, one frame each; control frames go before all data.

@@ -1,7 +1,8 @@
 """The pulse: registration, and regular heartbeats with this node's version, activity and transfers.
 
 - The node retries while the coordinator is unreachable or failing, or a clock is wrong; `trouble` logs which it is.
-  Errors that retries cannot fix end the node: a refusal of its key, owner, price or age.
+  Errors that retries cannot fix end the node: a refusal of its key, owner, price or age; and an address at which no
+  coordinator is, unless this node has trusted the round there before.
 - Between two heartbeats, one request stays open until a newer version is published, so that the node learns of it at
   once.
 - While another agent uses this node's key, both log it and show it as their trouble; each heartbeat says so.
@@ -22,10 +23,11 @@ from typing import Protocol
 
 import trio
 
-from protocol.errors import KeyInUse, KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable
+from protocol.errors import KeyInUse, KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable, WrongAddress
 from protocol.work.messages import Heartbeat, HeartbeatReply, Reason, Register, VersionRequest
 from swarm_node.allowance.rules import Decision
 from swarm_node.base.trouble import Trouble
+from swarm_node.coordinator_api.join_string import was_trusted
 from swarm_node.member import Member
 
 NO_WORK: dict[Reason, str] = {
@@ -74,7 +76,9 @@ log = logging.getLogger(__name__)
 AGAIN_S = 0.2
 """Pause after an answer without news, so that a coordinator that answers at once is not flooded."""
 
-REGISTER_AGAIN_S = 1.0
+REGISTER_AGAIN_S, REGISTER_AGAIN_MAX_S = 1.0, 30.0
+REGISTER_AGAIN_SHARE = 0.1
+"""The pause between two registrations, as a share of the time for which they have failed."""
 
 LEAVE_S = 2.0
 """Longest wait for the answer to the last heartbeat: the owner waits for the end of the agent."""
@@ -142,8 +146,12 @@ class Pulse:
             except SwarmError as error:
                 if error.http_status < 500 and not isinstance(error, RequestExpired):
                     raise
-                self.trouble.record(error, WAITING)
-                await trio.sleep(REGISTER_AGAIN_S)
+                if isinstance(error, WrongAddress) and not was_trusted(settings.home, settings.join):
+                    raise
+                waited_s = REGISTER_AGAIN_SHARE * self.trouble.lasts_s
+                pause_s = min(max(REGISTER_AGAIN_S, waited_s), REGISTER_AGAIN_MAX_S)
+                self.trouble.record(error, WAITING, next_try_s=pause_s)
+                await trio.sleep(pause_s)
 
     async def run(self) -> None:
         """Send heartbeats until cancelled; log once when the coordinator is lost, and once when it is back."""
@@ -163,7 +171,7 @@ class Pulse:
                 self.trouble.record(error, "this node's key is in use elsewhere")
             except SwarmError as error:
                 self._note_cut(error)
-                self.trouble.record(error, WAITING)
+                self.trouble.record(error, WAITING, next_try_s=pause_s)
             await trio.sleep(min(max(pause_s, 0.1), 60.0))
 
     async def listen(self) -> None:

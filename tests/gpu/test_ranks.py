@@ -18,6 +18,7 @@ RANKS = 2
 
 
 @pytest.mark.processes
+@pytest.mark.slow  # on processors it repeats tests/coordinator/learner/test_ranks.py; on cards every test runs
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two cards")
 def test_two_ranks_train_what_one_process_trains(qwen3: Path, device: str, tmp_path: Path) -> None:
     settings = replace(SETTINGS, device=device, micro_batch_tokens=256)

@@ -34,7 +34,7 @@ KEYS = [
     "credits_by_node",
     "seconds",
 ]
-STALENESS, KAPPA, UPDATES, SAMPLES = 4, 3, 9, 4
+STALENESS, KAPPA, UPDATES, SAMPLES = 4, 3, 6, 4
 SETTINGS = {
     "round.max_updates": UPDATES,
     "staleness.max_updates": STALENESS,

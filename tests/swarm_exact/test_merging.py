@@ -115,7 +115,7 @@ def test_merged_weights_of_other_types_are_rounded_to_the_nearest(dtype: torch.d
 
 
 def test_the_protocols_example() -> None:
-    """The example of docs/protocol.md, from which another client is checked."""
+    """The example of the docstring of `rounding`, from which another client is checked."""
     rows, columns = rounding.thresholds("model.norm.weight", 0, 3, 1)
     assert [*rows.tolist(), *columns.tolist()] == EXAMPLE
     values = np.full(3, 1 + 2.0**-8, np.float32)  # half a step above 1

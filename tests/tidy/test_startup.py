@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pydantic_core import SchemaError
 
 from coordinator.base.children import script
 from protocol.start import quick_imports
@@ -111,3 +112,11 @@ def test_the_operators_token_is_not_sent_to_a_proxy(tmp_path: Path, monkeypatch:
         monkeypatch.delenv(name, raising=False)
     assert "http_proxy" in os.environ
     test_the_state_of_a_running_round_is_shown_without(tmp_path)
+
+
+def test_ctrl_c_while_pydantic_builds_a_class_is_a_keyboard_interrupt() -> None:
+    """It raises an error of its own then, whose traceback fills the terminal."""
+    with pytest.raises(KeyboardInterrupt), quick_imports():
+        raise SchemaError("Error building `literal` serializer:\n  KeyboardInterrupt: ")
+    with pytest.raises(SchemaError, match="another"), quick_imports():
+        raise SchemaError("another")

@@ -7,7 +7,7 @@
 A pass, every second:
 
 1. The learner's newest checkpoint gets a second name, if it is a new one.
-2. The store's log is read up to its last commit. Right after it, new documents, chunks and uploads get a second name.
+2. The store's log is read up to its last commit. Right after it, new documents and chunks get a second name.
    If a version was activated in between, both are repeated. A version that is signed and not active yet may be among
    them: the next launch activates it.
 3. All other new files in the round's folder get a second name, too.

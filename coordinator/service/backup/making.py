@@ -1,11 +1,11 @@
 """`swarm-coordinator backup`: save a running round, and verify the result.
 
 1. The learner's files, its newest checkpoint as a whole, get a second name (a hard link) in a folder of this backup, so
-   that they stay as they are.
-2. The store is held at one moment, and right after it the trust documents' timestamp, chunks and uploads: everything
-   that a publication replaces or deletes. If a version was published in between, both are held again: a document must
-   not name a version that the store does not have. This takes milliseconds and does not stop publication.
-3. The store is copied as it was at that moment, however long that takes.
+   that they stay as they are. If the round's disk is full, they are copied beside the target.
+2. The store is held at one moment, and right after it the trust documents' timestamp and chunks: everything that a
+   publication replaces or deletes. If a version was published in between, both are held again: a document must not name
+   a version that the store does not have. This takes milliseconds and does not stop publication.
+3. The store is copied beside the target as it was at that moment, however long that takes.
 4. All other files of the round's folder get a second name, too, except logs and older backups; the timestamp does not
    name documents that were signed meanwhile.
 5. Everything is written, verified, and gets its name.
@@ -65,17 +65,21 @@ SECRET = ("keys", "operator.token", "evm.key")
 
 NOT_SAVED = (
     "logs", "backups", "public", "resolved.json", "coordinator.lock", "payouts.lock", "backup.lock",
-    "standby.lock", "standby.json", "operator.toml", "draft", "auditors",
+    "standby.lock", "standby.json", "operator.toml", "draft", "auditors", "uploads",
 )  # fmt: skip
-"""Names that a launch creates again or does not need; `auditors` has versions that are in `blobs`, too. `resolved.json`
-is saved separately, without its password; `operator.toml`, which a restored round has in its folder, is saved as the
-settings file of the backup."""
+"""Names that a launch creates again or does not need; `auditors` and `uploads` have versions that are in `blobs`, too:
+without its upload, the first version after a restore is published in full and not as a patch. `resolved.json` is saved
+separately, without its password; `operator.toml`, which a restored round has in its folder, is saved as the settings
+file of the backup."""
 
 FIRST = "learner"
 """Folder that is saved before the store: a checkpoint must not be ahead of its round."""
 
-MOVING = ("metadata/timestamp.json", "blobs", "uploads")
+MOVING = ("metadata/timestamp.json", "blobs")
 """Paths that a publication replaces or deletes; all its other files are permanent."""
+
+ROOM_FOR_NAMES_BYTES = 64 * 2**20
+"""Space on the round's disk that second names of files may need; with less, files are copied to the target's disk."""
 
 
 @dataclass
@@ -121,6 +125,8 @@ class _Staged:
     """Held files, by their names in the backup."""
 
     folder: Path
+    store: Path
+    """Folder for the copy of the store, on the target's disk."""
     files: dict[str, Path] = field(default_factory=dict)
 
     def keep(self, name: str, path: Path) -> None:
@@ -133,13 +139,13 @@ class _Staged:
 
 def make(config: Config, config_file: Path, target: Path, *, passphrase: str | None, tell: Tell) -> Contents:
     """Save a round, which may be running; leave out its keys if there is no passphrase."""
-    folder = config.round.directory
+    folder, target = config.round.directory, target.absolute()
     fixed.require_round(folder)
     if target.exists():
         raise ConfigInvalid(f"{target} exists already.", hint="Choose a new file or folder.")
-    with full_disk_named(folder), _staging(folder) as staged:
+    with _only_backup(folder), full_disk_named(target.parent), _staging(folder, target) as staged:
         snapshot = _capture(config, staged, tell)
-        with full_disk_named(target.absolute().parent), writing(target) as (writer, partial):
+        with writing(target) as (writer, partial):
             entries = list(_written(writer, staged, tell))
             entries.append(_add(writer, "folder/resolved.json", without_password(folder)))
             entries.append(_add(writer, "operator.toml", config_file.read_bytes()))
@@ -178,14 +184,13 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
             _keep_all(staged, folder, path, but=secret)
     snapshot = StoreState()
     with _moment(config, staged, secret) as store_then:
-        place = staged.folder / "store"
-        database.copy(store_then, place, tell, snapshot.read_and_check)
+        database.copy(store_then, staged.store, tell, snapshot.read_and_check)
     if snapshot.differences:
         raise BackupInvalid(
             f"The store contradicts its ledger in {snapshot.differences} places. No backup was made.",
             hint="`swarm-coordinator fsck` lists them. Keep older backups.",
         )
-    staged.files |= {f"store/{path.name}": path for path in sorted(place.iterdir())}
+    staged.files |= {f"store/{path.name}": path for path in sorted(staged.store.iterdir())}
     for path in sorted(folder.iterdir()):
         if not path.name.startswith((".", database.FILE)) and path.name not in (*NOT_SAVED, *SECRET, FIRST, *MOVING):
             _keep_all(staged, folder, path, but=secret)
@@ -298,20 +303,32 @@ def without_password(folder: Path) -> bytes:
 
 
 @contextmanager
-def _staging(folder: Path) -> Iterator[_Staged]:
-    """Yield a folder on the round's file system, where files can get a second name; allow one backup at a time."""
-    with open_private(folder / "backup.lock") as lock:
+def _only_backup(folder: Path) -> Iterator[None]:
+    """Allow one backup of a round at a time."""
+    with full_disk_named(folder), open_private(folder / "backup.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigInvalid("Another backup of this round is running.", hint="Wait until it ends.") from None
-        place = folder / ".backup"
-        shutil.rmtree(place, ignore_errors=True)  # left by a killed backup
+        yield
+
+
+@contextmanager
+def _staging(folder: Path, target: Path) -> Iterator[_Staged]:
+    """Yield a folder where the round's files can get a second name, with a place for the store beside the target."""
+    beside, place = target.with_name(f".{target.name}.staged"), folder / ".backup"
+    try:
+        for left in (beside, place):  # by a killed backup
+            shutil.rmtree(left, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder).free < ROOM_FOR_NAMES_BYTES:
+            place = beside / "files"
+        make_folder(beside)
         make_folder(place)
-        try:
-            yield _Staged(place)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+        yield _Staged(place, beside / "store")
+    finally:
+        for used in (beside, place):
+            shutil.rmtree(used, ignore_errors=True)
 
 
 def check_store(where: Path) -> None:

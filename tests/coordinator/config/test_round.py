@@ -1,13 +1,10 @@
-"""The modes of a round: presets of one configuration, and what each does to leases and batches.
-
-Settings of messages to the operator: what would fail at each message is refused at once.
-"""
+"""The modes of a round: presets of one configuration, and what each does to leases and batches."""
 
 from pathlib import Path
 
 import pytest
 
-from coordinator.config import Config, load, parse
+from coordinator.config import Config, ModelSection, load, parse
 from coordinator.service import local_nodes
 from coordinator.service.round import Round
 from coordinator.transactions import registry
@@ -68,6 +65,14 @@ def test_a_mode_hides_no_other_mistake(table: dict[str, object]) -> None:
 def test_a_round_that_nobody_may_sample_for_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="otherwise no node samples"):
         mode("colocated", "fleet.local_nodes=0")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("hf://owner/name", "owner/name"), ("/models/policy", "policy"), ("policy/", "policy")],
+)
+def test_published_adapters_name_their_base_without_a_path_of_this_machine(path: str, name: str) -> None:
+    assert ModelSection(path=path).base_name == name
 
 
 def test_push_pull_samples_on_until_the_buffer_is_full_and_the_filter_drops_what_aged(tmp_path: Path) -> None:
@@ -137,13 +142,3 @@ def test_a_broken_key_of_a_local_node_is_named(tmp_path: Path) -> None:
     (local_nodes.homes(config)[0] / "node.key").write_text("half")
     with pytest.raises(ConfigInvalid, match="does not contain a node key"):
         local_nodes.open_keys(config)
-
-
-MAIL = {"mail_from": "swarm@example.org", "smtp": "smtp.example.org:587"}
-
-
-@pytest.mark.parametrize("wrong", ["", "anna", "anna@", "anna@example.org\nBcc: all@example.org", "a@b, c@d"])
-def test_a_receiver_that_is_no_mail_address_is_refused(wrong: str) -> None:
-    parse({"notify": MAIL | {"mail_to": ["anna@example.org"]}})
-    with pytest.raises(ConfigInvalid, match="mail_to"):
-        parse({"notify": MAIL | {"mail_to": [wrong]}})

@@ -1,14 +1,19 @@
 """Figures of what the last updates taught, the time left, and alarms for work that teaches nothing."""
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from coordinator.config import Config, parse
+from coordinator.environments.with_tools import tool_environment
 from coordinator.reports import learned, overview, summary
 from coordinator.store.facts import FINISHED, set_fact
-from coordinator.store.tables import batches
+from coordinator.store.tables import batches, versions
+from coordinator.transactions import reward_columns
+from protocol.tasks import Problem, Reward
 from tests.coordinator.world import World
 
 CONFIG = parse({"round": {"max_updates": 108}})
@@ -110,6 +115,42 @@ def test_a_long_wait_once_a_version_is_part_of_the_pace(world: World) -> None:
     every_fourth = sa.update(batches).where(batches.c.batch % 4 == 0).values(idle_s=3900.0)
     world.run(lambda connection: connection.execute(every_fourth))
     assert world.run(learned.update_interval_s) == (3 * 120.0 + 4000.0) / 4
+
+
+def test_a_long_wait_once_in_many_updates_is_part_of_the_pace_where_versions_are_that_rare(world: World) -> None:
+    updates(world, 48, TEACHES)
+    world.run(lambda connection: connection.execute(sa.delete(versions).where(versions.c.policy_update % 12 != 0)))
+    every_twelfth = sa.update(batches).where(batches.c.batch % 12 == 0).values(idle_s=3900.0)
+    world.run(lambda connection: connection.execute(every_twelfth))
+    assert world.run(learned.update_interval_s) == pytest.approx((11 * 120.0 + 4000.0) / 12)
+    night = sa.update(batches).where(batches.c.batch == 30).values(idle_s=8 * 3600.0)
+    world.run(lambda connection: connection.execute(night))
+    assert world.run(learned.update_interval_s) == pytest.approx((43 * 120.0 + 4 * 4000.0) / 47)
+
+
+@pytest.mark.parametrize(
+    ("calls", "errors", "alarms"),
+    [(2.0, 1.0, False), (2.0, 1.1, True), (0.0, 0.5, True), (0.04, 0.04, False), (2.0, 0.0, False)],
+)
+def test_tools_most_of_whose_calls_fail_raise_the_alarm(
+    world: World, calls: float, errors: float, alarms: bool
+) -> None:
+    """A tool that lost its key or its server answers every call with an error, and the policy learns to do without."""
+    found = {learned.TOOL_CALLS: calls, learned.TOOL_ERRORS: errors}
+    status = updates(world, learned.UPDATES, TEACHES | found)
+    assert ("tools_fail" in codes(status)) == alarms
+
+
+def test_the_components_of_an_environment_with_tools_are_those_that_the_alarm_reads() -> None:
+    def look(at: str) -> str:
+        """Look at a place."""
+        return at
+
+    episode = tool_environment([look], lambda _problem, _completion: 1.0)(Problem("", "", {}))
+    earned = asyncio.run(episode.reward())
+    assert isinstance(earned, Mapping)
+    figures = reward_columns.figures([reward_columns.stored([Reward(1.0, "ok", earned)])])
+    assert {learned.TOOL_CALLS, learned.TOOL_ERRORS} <= {f"reward/{name}" for name in figures}
 
 
 @pytest.mark.parametrize(("share", "alarms"), [(0.5, False), (0.51, True)])

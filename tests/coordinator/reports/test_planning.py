@@ -135,6 +135,18 @@ def test_the_simulation_is_told_as_text_and_json() -> None:
     assert json.loads(one)["updates"] == 12
 
 
+def test_a_simulation_without_measured_times_says_what_it_assumes_and_how_to_measure_it() -> None:
+    words = ["simulate", OPTIONS[0], "--nodes", "8", "--updates", "12"]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0, told.output
+    assert "an update takes 60 s (--train-s), and a node samples a group in" in told.stderr
+    assert "swarm-coordinator plan examples/demo.toml --live" in told.stderr
+    half = CliRunner().invoke(app, [*words, "--train-s", "10", "--json"])
+    assert half.stderr.startswith("Assumed: a node samples a group in")
+    json.loads(half.stdout)
+    assert not CliRunner().invoke(app, [*words, "--train-s", "10", "--group-s", "5"]).stderr
+
+
 def test_what_no_pool_can_give_is_null_and_not_infinity() -> None:
     """The learner always waits with S = 0; JSON has no infinity."""
     impossible = [*OPTIONS, "--set", "staleness.max_updates=0", "--set", "staleness.publish_every=0"]

@@ -75,6 +75,49 @@ def test_columns_come_to_the_reward_as_they_are(tmp_path: Path) -> None:
     assert (problem.columns["level"], problem.columns["none"]) == (7, None)
 
 
+def rows_of(tmp_path: Path, column: str) -> Config:
+    """Return the settings of a task file whose only problem has this answer."""
+    file = tmp_path / "task.py"
+    file.write_text(
+        "import datetime, decimal, uuid\nimport numpy as np\n"
+        f"def problems(split, seed):\n    return [{{'prompt': split, 'answer': {column}}}]\n"
+        "def reward(problem, completion):\n    return 0.0\n"
+    )
+    return config(tmp_path, name=str(file))
+
+
+@pytest.mark.parametrize(
+    ("column", "answer", "text"),
+    [
+        ("datetime.datetime(2024, 1, 2, 3, 4)", "2024-01-02T03:04:00", "2024-01-02T03:04:00"),
+        ("datetime.date(2024, 1, 2)", "2024-01-02", "2024-01-02"),
+        ("datetime.timedelta(hours=1)", 3600.0, "3600.0"),
+        ("decimal.Decimal('2.50')", "2.50", "2.50"),
+        ("uuid.UUID(int=1)", "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000001"),
+        ("np.arange(3).reshape(1, 3)", [[0, 1, 2]], "[[0, 1, 2]]"),
+        ("{'most': np.int64(5), 'is': np.bool_(True)}", {"most": 5, "is": True}, '{"most": 5, "is": true}'),
+        ("'é'.encode()", "é", "é"),
+        ("np.arange(2000)", list(range(2000)), json.dumps(list(range(2000)))),
+    ],
+)
+def test_values_that_json_lacks_come_as_what_they_mean_and_not_as_their_repr(
+    tmp_path: Path, column: str, answer: object, text: str
+) -> None:
+    problem = copied(rows_of(tmp_path, column)).problem(0)
+    assert problem.columns["answer"] == answer
+    assert problem.answer == text
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [("b'\\x89PNG'", "4 bytes that are no text"), ("{1, 2}", "a value of the type set"), ("[object()]", "object")],
+)
+def test_a_column_that_no_reward_can_get_is_refused_by_its_name(tmp_path: Path, column: str, says: str) -> None:
+    with pytest.raises(ConfigInvalid, match="the column answer contains") as refused:
+        importing.make_copy(rows_of(tmp_path, column), tmp_path / "copy")
+    assert says in str(refused.value)
+
+
 @pytest.mark.parametrize("kept_as", [dict, json.dumps])
 def test_a_row_of_verls_needs_no_columns_named(tmp_path: Path, kept_as: Callable[[dict[str, str]], object]) -> None:
     asked = [{"role": "user", "content": "1+1"}]

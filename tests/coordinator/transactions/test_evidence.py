@@ -209,11 +209,11 @@ def test_a_rejection_brings_all_its_evidence(world: World, code: str) -> None:
 def test_the_evidence_names_claim_field_and_place(world: World) -> None:
     key = world.join(1)
     one, two = world.offer(key, groups=2).leases
-    envelope = answer(key, one, **a_sample([10, VOCAB + 7, END], [0.0] * 3))
+    envelope = answer(key, one, **a_sample([10, 2**32 - 1, END], [0.0] * 3))
     found = rejected(world, key, envelope, "tokens_invalid")
     payload: Any = canonical.decode(envelope)
     assert found.claim_id == chunks.digest(payload["payload"])
-    assert (found.field, found.expected, found.observed) == ("samples.0.tokens", f"below {VOCAB}", f"{VOCAB + 7}")
+    assert (found.field, found.expected, found.observed) == ("samples.0.tokens", f"below {VOCAB}", "4294967295")
     assert found.positions == (TokenPlace(sample=0, position=1),)
     assert found.command == f"swarm-node why {one.lease_id} --replay"
     found = rejected(world, key, answer(key, two, lease_digest="0" * 64), "lease_mismatch")

@@ -1,4 +1,4 @@
-// What goes wrong has a code: those of docs/protocol.md, section 8, whether the coordinator says so or we find it.
+// What goes wrong has a code: those of docs/protocol.md, section 7, whether the coordinator says so or we find it.
 
 export class Refused extends Error {
   constructor (code, message, detail = {}) {

@@ -1,4 +1,4 @@
-// `/echo-swarm/chunks/1`, written from docs/protocol.md, section 5: both sides of one stream.
+// `/echo-swarm/chunks/1`, written from docs/protocol.md, section 14: both sides of one stream.
 //
 // - A chunk is handed out only if it hashes to its name.
 // - Whatever departs from the protocol throws; the caller then aborts the stream.

@@ -1,4 +1,4 @@
-// What a node says to the coordinator, written from docs/protocol.md, section 6: signed requests, plain answers.
+// What a node says to the coordinator, written from docs/protocol.md, section 5: signed requests, plain answers.
 
 import { randomBytes } from 'node:crypto'
 import { digest } from './blake3.js'

@@ -15,6 +15,7 @@ from protocol.errors import PatchInvalid
 from protocol.policy import delta
 from protocol.policy.chunks import digest
 from protocol.policy.tensors import header_of, layout
+from tests.protocol.policy.patch_reader import patched
 from tests.safetensors_files import file_of, next_file, nudged, policy_file, raw_file, weights
 
 BASE = policy_file()
@@ -57,6 +58,7 @@ def relatives(draw: st.DrawFn) -> tuple[bytes, bytes]:
 def test_a_patch_makes_the_new_file_bit_for_bit(pair: tuple[bytes, bytes]) -> None:
     base, new = pair
     assert applied(base, encoded(base, new)) == new
+    assert patched(base, encoded(base, new)) == new, "a reader that was written from the docstring"
 
 
 @pytest.mark.parametrize("dtype", ["U8", "BF16", "F32", "F64"])
@@ -103,6 +105,15 @@ def test_a_tensor_of_any_number_of_blocks_is_exact(size_bytes: int) -> None:
     after[-1:] = 7
     base, new = file_of({"t": ("BF16", before.tobytes())}), file_of({"t": ("BF16", after.tobytes())})
     assert applied(base, encoded(base, new)) == new
+
+
+def test_a_reader_written_from_the_docstring_finds_far_changes_in_every_block() -> None:
+    before = np.zeros(5 * B // 2 + 4, "<u2")
+    after = before.copy()
+    after[::1013] = 3
+    after[5] = 0xFFFF
+    base, new = file_of({"t": ("BF16", before.tobytes())}), file_of({"t": ("BF16", after.tobytes())})
+    assert patched(base, encoded(base, new)) == new
 
 
 def test_threads_make_the_same_patch_and_the_same_file() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from protocol import limits
 from protocol.breach import different
@@ -27,7 +28,7 @@ class Whole(Message):
     number: int
     flag: bool
     data: bytes
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = Field(max_length=3)
     note: str | None
 
 
@@ -45,7 +46,7 @@ wholes = st.builds(
     flag=st.booleans(),
     data=st.binary(max_size=50),
     parts=st.lists(
-        st.builds(Part, name=st.text(max_size=5), weight=st.floats(allow_nan=False, allow_infinity=False)), max_size=4
+        st.builds(Part, name=st.text(max_size=5), weight=st.floats(allow_nan=False, allow_infinity=False)), max_size=3
     ).map(tuple),
     note=st.none() | st.text(max_size=5),
 )
@@ -82,6 +83,33 @@ def test_every_message_survives_the_round_trip(message: Whole) -> None:
 def test_a_field_of_another_type_or_name_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(MalformedMessage):
         Whole.from_bytes(canonical.encode(GOOD | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parts": {}}, "Whole: parts: Input should be a list."),
+        ({"parts": ["a"]}, "Whole: parts.0: Input should be a map."),
+        ({"parts": [{"name": b"a", "weight": 0.5}]}, "Whole: parts.0.name: Input should be text."),
+        ({"data": "text"}, "Whole: data: Input should be bytes."),
+        ({"number": "1"}, "Whole: number: Input should be a valid integer."),
+        ({"unknown": 1}, "Whole: unknown: There is no such field."),
+        ({"parts": [GOOD["parts"][0]] * 4}, "Whole: parts: List should have at most 3 items, not 4."),
+    ],
+    ids=str,
+)
+def test_an_error_uses_the_words_of_the_protocol(change: dict[str, Any], said: str) -> None:
+    """The reader may have written a client in another language, which has no tuples or dictionaries."""
+    with pytest.raises(MalformedMessage) as refusal:
+        Whole.from_bytes(canonical.encode(GOOD | change))
+    assert str(refusal.value) == said
+    assert refusal.value.breach is not None
+    assert f"{refusal.value.breach.expected}." in said
+
+
+def test_an_error_about_the_whole_message_names_it_once() -> None:
+    with pytest.raises(MalformedMessage, match=r"^Whole: Input should be a map\.$"):
+        Whole.from_bytes(canonical.encode(7))
 
 
 @pytest.mark.parametrize("field", GOOD)

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from queue import Queue
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.errors import MalformedMessage, Overloaded, Unreachable
+from protocol.errors import MalformedMessage, Overloaded, Unreachable, WrongAddress
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey
 from protocol.work.messages import (
@@ -142,6 +143,57 @@ async def test_figures_nested_without_end_are_no_figures(scene: Scene) -> None:
     with pytest.raises(Unreachable, match="did not return JSON"):
         await scene.coordinator.status()
     await scene.coordinator.close()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("status", "kind", "says"),
+    [
+        (301, WrongAddress, "and leads to https://example.org/."),
+        (404, WrongAddress, "/v1/status returned HTTP status 404 without a reason."),
+        (501, WrongAddress, "HTTP status 501"),
+        (429, Unreachable, "HTTP status 429"),
+        (500, Unreachable, "HTTP status 500"),
+        (502, Unreachable, "does not answer its proxy"),
+    ],
+)
+async def test_another_web_server_is_told_from_a_coordinator_that_is_away(
+    scene: Scene, status: int, kind: type[Unreachable], says: str
+) -> None:
+    where = {"Location": "https://example.org/"} if status == 301 else {}
+    scene.server.manner = lambda request: request.answer(status, b"<html>", **where)
+    with pytest.raises(Unreachable) as failed:
+        await scene.coordinator.status()
+    assert type(failed.value) is kind
+    assert says in failed.value.message
+    await scene.coordinator.close()
+
+
+@pytest.mark.trio
+async def test_a_port_where_nobody_listens_refuses_the_connection(scene: Scene) -> None:
+    scene.server.close()
+    with pytest.raises(Unreachable) as failed:
+        await scene.news()
+    assert type(failed.value) is Unreachable
+    assert failed.value.message.endswith("does not respond: connection refused. No program listens at this port.")
+
+
+@pytest.mark.trio
+async def test_a_server_of_another_protocol_is_no_coordinator() -> None:
+    """Such as the seeder, whose port is the next one."""
+
+    async def greet(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"\x13/multistream/1.0.0\n\r\n\r\n")
+        await stream.receive_some()
+
+    async with trio.open_nursery() as nursery:
+        listeners: list[trio.SocketListener] = await nursery.start(partial(trio.serve_tcp, greet, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        coordinator = Coordinator(f"http://127.0.0.1:{port}", "a" * 64, NodeKey(b"1" * 32))
+        with pytest.raises(WrongAddress, match="does not speak HTTP"):
+            await coordinator.status()
+        await coordinator.close()
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.trio

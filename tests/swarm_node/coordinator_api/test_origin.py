@@ -1,6 +1,7 @@
 """One origin, whatever it is like: verified bytes, or an error by name that costs nothing but time."""
 
 import gzip
+import socket
 import ssl
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -12,7 +13,15 @@ import httpx
 import pytest
 import trio
 
-from protocol.errors import ChunkMismatch, MessageTooLarge, Overloaded, SwarmError, UnknownChunk, Unreachable
+from protocol.errors import (
+    ChunkMismatch,
+    MessageTooLarge,
+    Overloaded,
+    SwarmError,
+    UnknownChunk,
+    Unreachable,
+    WrongAddress,
+)
 from protocol.policy.chunks import chunk_id
 from protocol.policy.origin import OriginList, chunk_path
 from protocol.wire.message import Message
@@ -192,8 +201,18 @@ async def test_a_handshake_that_failed_without_a_reason_is_described_by_its_erro
 
 async def test_a_request_without_an_answer_in_time_says_so() -> None:
     late = no_answer("It does not answer", httpx.ReadTimeout(""))
-    assert late.message == "It does not answer (ReadTimeout: no answer in time)."
+    assert late.message == "It does not answer: no answer in time."
     assert no_answer("It does not answer", httpx.ReadError("")).message == "It does not answer (ReadError)."
+
+
+async def test_a_name_that_no_host_has_is_told_from_one_that_cannot_be_resolved_now() -> None:
+    failed = httpx.ConnectError("")
+    failed.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert no_answer("It does not answer", failed).message == "It does not answer: there is no host of this name."
+    assert isinstance(no_answer("", failed), WrongAddress)
+    failed.__cause__ = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    assert no_answer("It does not answer", failed).message == "It does not answer: its name cannot be resolved now."
+    assert not isinstance(no_answer("", failed), WrongAddress)
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_named_as_the_reason(tmp_path: Path) -> None:

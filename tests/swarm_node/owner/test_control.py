@@ -23,6 +23,7 @@ from protocol.ids import LeaseId
 from protocol.work.messages import Verdict
 from swarm_node.allowance.governor import Governor, UploadCounter
 from swarm_node.coordinator_api.join_string import JoinString, parse
+from swarm_node.keys import identity
 from swarm_node.machine import gpu
 from swarm_node.owner import stopped
 from swarm_node.owner.control_server import CONNECTIONS_MAX, listening
@@ -258,6 +259,15 @@ async def test_the_socket_is_its_owners_alone_and_gone_with_the_agent(tmp_path: 
         for path, mode in ((tmp_path / FOLDER, 0o700), (tmp_path / FOLDER / SOCKET, 0o600)):
             assert stat.S_IMODE(path.stat().st_mode) == mode
     assert list((tmp_path / FOLDER).iterdir()) == []
+    with pytest.raises(NoAgent, match="No agent is running"):
+        await ask(tmp_path, "status")
+
+
+async def test_an_agent_that_starts_or_ends_is_told_from_none(tmp_path: Path) -> None:
+    """Its engine takes seconds to end, and until then no record says why it ended."""
+    identity.load_or_create(tmp_path / identity.FILE)
+    with identity.only_agent(tmp_path), pytest.raises(NoAgent, match="is starting or stopping"):
+        await ask(tmp_path, "status")
     with pytest.raises(NoAgent, match="No agent is running"):
         await ask(tmp_path, "status")
 

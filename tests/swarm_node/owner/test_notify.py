@@ -112,6 +112,23 @@ async def test_a_payout_is_told_and_those_before_the_first_look_are_not(tmp_path
     assert desk.said() == [("payout", "Paid: 1,234,562.89 EUR. `swarm-node ledger payouts` fetches the proof.")]
 
 
+@pytest.mark.parametrize("command", [(), (sys.executable, "-c", "")])
+async def test_a_payout_is_logged_once_also_without_a_command(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, command: tuple[str, ...]
+) -> None:
+    caplog.set_level("INFO")
+    seen = Seen(unit={"name": "EUR", "decimals": 2}, trouble="It hangs.")
+    notifier = OwnerNotifier(command, tmp_path, seen.now)
+    for count, paid_micros in ((2, 5_000_000), (3, 7_500_000), (3, 7_500_000)):
+        seen.rates = {"payouts": count, "paid_micros": paid_micros}
+        notifier = OwnerNotifier(command, tmp_path, seen.now)  # anew, as after a restart
+        await notifier.check(1)
+        await notifier.check(2)
+    assert caplog.messages == ["Paid: 2.50 EUR. `swarm-node ledger payouts` fetches the proof."]
+    assert not notifier.told.waiting
+    assert bool(notifier.told.trouble) == bool(command), "without a command, trouble is not counted as told"
+
+
 @pytest.mark.parametrize("command", [("false",), ("/nothing/here",)])
 async def test_a_command_that_fails_is_run_again_later_and_the_message_stays(
     command: tuple[str, ...], tmp_path: Path

@@ -1,5 +1,6 @@
 """Hearing of new versions, where what is only said moves nothing for long; and registering, until that is refused."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,9 +19,11 @@ from protocol.errors import (
     RequestExpired,
     SwarmError,
     Unreachable,
+    WrongAddress,
 )
 from protocol.work.messages import Heartbeat, HeartbeatReply, Register, Transfer, VersionRequest
-from swarm_node.work.pulse import LEAVE_S, Phase, Pulse
+from swarm_node.coordinator_api.join_string import TRUST_FILE, parse, round_folder
+from swarm_node.work.pulse import LEAVE_S, REGISTER_AGAIN_MAX_S, Phase, Pulse
 
 NOTHING_MOVED = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
 
@@ -89,6 +92,40 @@ async def test_a_node_waits_at_the_door_for_what_time_mends(
 async def test_a_node_ends_at_a_refusal_that_no_waiting_mends(refusal: SwarmError) -> None:
     with pytest.raises(type(refusal)):
         await Pulse(Door(refusal).member, cast(Any, None)).register()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("knows", [False, True])
+async def test_an_address_without_a_coordinator_is_refused_unless_the_round_was_trusted_there(
+    autojump_clock: MockClock, tmp_path: Path, knows: bool
+) -> None:
+    """A typing mistake would be waited for without end; a proxy that answers for its coordinator is waited for."""
+    door = Door(WrongAddress("Another server answers."))
+    door.member.settings.home, door.member.settings.join = tmp_path, parse(f"http://127.0.0.1:1#{'a' * 64}")
+    if knows:
+        trusted = round_folder(tmp_path, door.member.settings.join) / TRUST_FILE
+        trusted.parent.mkdir(parents=True)
+        trusted.touch()
+        await Pulse(door.member, cast(Any, None)).register()
+    else:
+        with pytest.raises(WrongAddress):
+            await Pulse(door.member, cast(Any, None)).register()
+
+
+@pytest.mark.trio
+async def test_a_node_that_waits_says_so_at_growing_intervals(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    pulse = Pulse(Door(*[Unreachable("Nobody answers.")] * 10_000).member, cast(Any, None))
+    with trio.move_on_after(4000):
+        await pulse.register()
+    first, *others = [record.getMessage() for record in caplog.records]
+    assert first == "waiting for the coordinator code=unreachable: Nobody answers. Next try in 1 s."
+    assert others[0] == "still waiting for the coordinator after 61 s. Next try in 6 s."
+    assert others[2] == "still waiting for the coordinator after 4 min. Next try in 26 s."
+    assert len(others) == 7, "after 1, 2, 4, 8, 16, 32 and 64 minutes"
+    assert f"Next try in {REGISTER_AGAIN_MAX_S:.0f} s." in others[-1]
 
 
 class Line:

@@ -21,9 +21,8 @@ from coordinator.config import load
 from coordinator.learner import checkpoint
 from coordinator.learner.commitments import settings_document
 from coordinator.learner.crew import Crew
-from coordinator.learner.machines import machine_here
 from coordinator.learner.outgoing import Outgoing
-from coordinator.learner.ranks import Ranks
+from coordinator.learner.ranks import Ranks, machine_here
 from ledger.entry import FormedBatch, UpdateEntry
 from ledger.training import groups_root
 from protocol.policy.chunks import digest

@@ -38,8 +38,8 @@ from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama import weights
 from swarm_node.engine.llama.engine import LlamaContext, LlamaEngine, NumpyLogits
 from swarm_node.engine.llama.ggml import Type
-from swarm_node.engine.llama.model import LlamaModel
 from swarm_node.engine.llama.recipes import recipe_of
+from swarm_node.engine.llama.weights import LlamaModel
 from swarm_node.engine.messages import GroupDone
 from swarm_node.engine.policy_files import read_config
 from swarm_node.engine.torch.engine import TorchEngine

@@ -28,7 +28,6 @@ from coordinator.api import (
     openapi,
     operator,
     pages,
-    probes,
     public,
     stats,
     trainers,
@@ -130,7 +129,6 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
         install,
         watch,
         stats,
-        probes,
         appeals,
         completions,
         *([learner, auditor, operator, trainers] if round_.leads else []),
@@ -142,7 +140,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     ledger.serve(app)
     public.share(app)
     listing.share(app)
-    probes.share(app)
+    nodes.share(app)
     return app
 
 

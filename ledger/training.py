@@ -6,7 +6,7 @@
                 update 3: C      → D
 
 - A *state* is everything that the next update depends on: weights, the optimizer's moments and steps, random numbers.
-  Its root is that of an RFC 6962 tree with one leaf for each tensor (`coordinator.learner.state_root`).
+  Its root is that of an RFC 6962 tree with one leaf for each tensor (`coordinator.learner.checkpoint`).
 - The root of a batch's groups is that of the same tree with one leaf for each group, in the order of the batch: the
   canonical bytes of a `TrainingGroup`. It is logged when the batch is formed, before the learner gets it.
 - The state before an update is the one after the last attempt at the update before it. The only exception is a version

@@ -4,10 +4,14 @@ The learner publishes weights so, and nodes and auditors merge adapters so: `pro
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
+from protocol.policy import adapter
 from protocol.policy.rounding import CUT, PIECE, pieces, thresholds
 
 CARD_PIECE = 1 << 24
@@ -60,3 +64,16 @@ def merged(
     learned = up.float() @ down.float()
     torch.add(weight.float(), learned, alpha=scale, out=learned)
     return narrowed(name, learned, weight.dtype, first, rounding)
+
+
+@contextmanager
+def without_adapter(folder: Path) -> Iterator[Path]:
+    """Yield the folder without its adapter, for libraries that would apply the adapter themselves."""
+    if not (folder / adapter.CONFIG).exists():
+        yield folder
+        return
+    with TemporaryDirectory(prefix="echo-swarm-") as scratch:
+        for file in folder.iterdir():
+            if file.name not in adapter.FILES:
+                (Path(scratch) / file.name).symlink_to(file.absolute())
+        yield Path(scratch)

@@ -45,13 +45,12 @@ from swarm_node.owner.page.server import PageSources, serving_page
 from swarm_node.owner.snapshot import ANSWER_TEXT_MAX_CHARS, Agent, AgentSnapshot
 from swarm_node.work.engine_turn import EngineTurn, EngineTurns, RoundPay, order_by_pay
 from swarm_node.work.held_leases import HeldLeases
-from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.lease_offers import LeaseOffers
 from swarm_node.work.lease_pacing import LeasePacing, NodePace
 from swarm_node.work.outbox import Outbox
 from swarm_node.work.progress_reporter import ProgressReporter
 from swarm_node.work.pulse import Pulse
-from swarm_node.work.rejections import FOLDER, Rejections
+from swarm_node.work.records import REJECTIONS, LeaseLog, Rejections
 from swarm_node.work.round_engine import RoundEngine
 from swarm_node.work.sender import RolloutWriter, Sender
 from swarm_node.work.verdicts import VerdictRecorder
@@ -307,7 +306,7 @@ class AgentRound:
         governor, gate, engine = self._parts.governor, self.gate, self._parts.engine
         async with open_member(self.member, self._parts.node) as me, trio.open_nursery() as nursery:
             outbox = Outbox(me.folder / "outbox")
-            verdicts = VerdictRecorder(outbox, Claims(me.folder / "claims"), Rejections(me.folder / FOLDER))
+            verdicts = VerdictRecorder(outbox, Claims(me.folder / "claims"), Rejections(me.folder / REJECTIONS))
             sender = Sender(me.coordinator, outbox, verdicts)
             notices = Notices(me.coordinator, me.folder)
             reporter = ProgressReporter(me.coordinator, me.key, self.join.round_id)

@@ -30,8 +30,8 @@ from pydantic import BaseModel, ValidationError
 from coordinator.api.guard import BODIES, BOUNDS
 from coordinator.base.clock import now_ms
 from coordinator.base.files import ArrivingFile
-from coordinator.base.urls import host_of_url
 from coordinator.config import Config
+from coordinator.config.round import host_of_url
 from coordinator.service.round import Round
 from coordinator.transactions import api_keys, registry
 from protocol import limits

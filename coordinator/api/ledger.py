@@ -13,7 +13,7 @@ from aiohttp import web
 from coordinator.api.http import MSGPACK, ROUND, body, reply
 from coordinator.api.strangers import read_for_stranger
 from coordinator.base.clock import now_ms
-from coordinator.base.urls import host_of_url
+from coordinator.config.round import host_of_url
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.transactions import witnesses
 from ledger import store

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from coordinator.base.files import read_at_most
-from coordinator.model.adapter_files import adapted_weights, without_adapter
+from coordinator.model.adapter_files import adapted_weights
 from coordinator.model.batch import Tensors, pieces
 from coordinator.model.forward import choose_way, packs, predict
 from coordinator.model.head import Head
@@ -35,9 +35,10 @@ from coordinator.publishing import weights
 from coordinator.rules.replay import MARGIN_MAX, Prefill, Scored
 from protocol import limits
 from protocol.errors import AuditFailed
-from protocol.policy import architectures, model_config
+from protocol.policy import model_config
 from protocol.work.sampling import uniforms
 from swarm_exact import cards
+from swarm_exact.merging import without_adapter
 
 BODY_TOKENS_MAX = 4096
 """The tokens of prompts and completions in one pass; one sample may be longer. More are not faster on a CPU."""
@@ -291,7 +292,7 @@ def require_borne_out(base: Path) -> None:
     """Refuse a configuration that names code, or needs more memory than its tensors justify, before loading it."""
     config = json.loads(read_at_most(base / "config.json", limits.POLICY_CONFIG_MAX_BYTES))
     model_config.require_plain(config)
-    if reason := architectures.reason_to_refuse(config):
+    if reason := model_config.reason_to_refuse(config):
         raise AuditFailed(f"This policy cannot be audited: {reason}.")
     files = weights.weight_files(base)
     model_config.require_layers(config, len(weights.shapes(files)))

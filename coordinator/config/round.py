@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
@@ -297,3 +298,11 @@ class PublishSection(Section):
         if 0 < size_bytes < limits.KIB:
             raise ValueError("a chunk has at least 1024 bytes; 0 chooses a size by the version")
         return size_bytes
+
+
+def host_of_url(url: str) -> str:
+    """Return the host of a URL, or of `host:port` without a scheme; empty if there is none."""
+    try:
+        return urlsplit(url if "//" in url else f"//{url}").hostname or ""
+    except ValueError:  # brackets that are not closed
+        return ""

@@ -4,7 +4,6 @@ __all__ = [
     "games.betting",
     "games.episodes",
     "games.exploitability",
-    "games.game",
     "games.limit_poker",
     "gym_answers",
     "host",

@@ -11,13 +11,20 @@
 - Any number of ranks can read what any other number wrote: the format is that of `torch.distributed.checkpoint`.
 - Reading a checkpoint runs no code from it: it returns tensors and plain values only. An auditor reads those of
   strangers, and torch would unpickle two things without restrictions: the metadata, and what the metadata calls bytes.
+
+The root of a training state (`state_root`) is a Merkle root over everything that the next update depends on.
+
+- Each tensor of a checkpoint is a leaf: its name, type and shape, and the BLAKE3 of its bytes. The first leaf has the
+  number of updates and of optimizer steps. The tree is that of the log, RFC 6962.
+- The tensors are read one after the other, in parts of `PART_BYTES`: no second copy of the state is in memory.
+- The root does not depend on the number of ranks: rank 0 gathers each tensor and hashes it.
 """
 
 import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
@@ -26,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -36,6 +44,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from coordinator.base.files import link_or_copy, sync
 from coordinator.learner.ranks import Ranks
+from ledger import tree
+from ledger.tree import leaf_hash
 from protocol import limits
 from protocol.errors import ConfigInvalid, NotFound, SwarmError
 from protocol.wire import canonical
@@ -287,3 +297,27 @@ def _unreadable(path: Path, error: BaseException) -> ConfigInvalid:
         f"{path} cannot be read as a checkpoint of this policy: {_reason(error)}",
         hint="model.path and learner.lora_rank must be the same as when the round began.",
     )
+
+
+PART_BYTES = 2**26
+
+
+def state_root(tensors: Mapping[str, torch.Tensor], update: int, steps: int, ranks: Ranks) -> str:
+    """Return the root as hex digits, on rank 0; all ranks call this with their shards, the others get an empty text."""
+    leaves = [leaf_hash(canonical.encode({"update": update, "steps": steps}))]
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        whole = ranks.gather(ranks.local(tensor), tensor) if ranks.size > 1 else tensor
+        if whole is None:
+            continue
+        described = {"name": name, "dtype": str(whole.dtype), "shape": list(whole.shape), "digest": _digest(whole)}
+        leaves.append(leaf_hash(canonical.encode(described)))
+    return tree.root_of(leaves).hex() if ranks.first else ""
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    hasher = blake3()
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    for start in range(0, len(flat), PART_BYTES):
+        hasher.update(flat[start : start + PART_BYTES].cpu().numpy().data)
+    return hasher.hexdigest()

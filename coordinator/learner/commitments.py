@@ -14,13 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
+from coordinator.base.files import file_digest
 from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
-from coordinator.learner.machines import Machine, joined
 from coordinator.learner.outgoing import Outgoing
+from coordinator.learner.ranks import Machine, joined
 from coordinator.learner.settings import train_settings
 from ledger.training import groups_root
 from protocol.errors import ConfigInvalid
@@ -138,4 +137,4 @@ def document(values: Mapping[str, Any]) -> bytes:
 
 def folder_digests(folder: Path) -> dict[str, str]:
     """Return the BLAKE3 of each file of a folder by its name."""
-    return {path.name: blake3().update_mmap(path).hexdigest() for path in sorted(folder.iterdir())}
+    return {path.name: file_digest(path) for path in sorted(folder.iterdir())}

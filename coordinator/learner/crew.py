@@ -19,10 +19,9 @@ import torch
 from coordinator.base.files import sync
 from coordinator.config import Config
 from coordinator.learner import checkpoint, playing
-from coordinator.learner.machines import Machine, machine_here
 from coordinator.learner.outgoing import Job
 from coordinator.learner.policy import TrainedPolicy, UpdateResult
-from coordinator.learner.ranks import Ranks
+from coordinator.learner.ranks import Machine, Ranks, machine_here
 from coordinator.learner.settings import train_settings
 from coordinator.learner.start import place, require_trained
 from coordinator.learner.warmstart import Progress, accuracy, evenly_spaced, warm_start

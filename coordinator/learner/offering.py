@@ -20,10 +20,10 @@ from transformers.utils.logging import disable_progress_bar
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import require
-from coordinator.model.adapter_files import without_adapter
 from coordinator.publishing import weights
 from protocol.errors import ConfigInvalid
 from protocol.policy import adapter
+from swarm_exact.merging import without_adapter
 
 SAID_BY_THE_WRITER = {
     "transformers_version",

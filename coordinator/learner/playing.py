@@ -14,9 +14,8 @@ import torch
 
 from coordinator.config import Config
 from coordinator.environments.games.betting import situations
-from coordinator.environments.games.episodes import GAMES, open_game, seed_of
+from coordinator.environments.games.episodes import GAMES, Game, open_game, seed_of
 from coordinator.environments.games.exploitability import exploitability
-from coordinator.environments.games.game import Game
 from coordinator.environments.games.limit_poker import SPOKEN, LimitPoker, transcript
 from coordinator.learner.warmstart import (
     LEARNING_RATE,

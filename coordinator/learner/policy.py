@@ -39,12 +39,12 @@ from transformers import AutoConfig
 from coordinator.base.files import sync
 from coordinator.learner import checkpoint
 from coordinator.learner.advantages import ended, factors, judged, of_batch, varied
+from coordinator.learner.checkpoint import state_root
 from coordinator.learner.objective import LossTerms, Metrics, mean, policy_loss, shares
 from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
 from coordinator.learner.policy_folders import PolicyWriter
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
-from coordinator.learner.state_root import state_root
 from coordinator.model.batch import Tensors, collate, minibatches, pieces
 from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported, sums_in_order
 from coordinator.model.loading import keep_as_published, load_model

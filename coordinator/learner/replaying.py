@@ -30,10 +30,9 @@ from transformers.utils.logging import disable_progress_bar
 from coordinator.base.files import read_at_most
 from coordinator.learner.algorithm import Algorithm, Correction
 from coordinator.learner.commitments import folder_digests
-from coordinator.learner.machines import joined, machine, software
 from coordinator.learner.memory_plan import CARDS_MAX
 from coordinator.learner.policy import TrainedPolicy
-from coordinator.learner.ranks import Ranks
+from coordinator.learner.ranks import Ranks, joined, machine, software
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.forward import sums_in_order
 from coordinator.model.watchdog import Watchdog
@@ -41,7 +40,7 @@ from ledger.entry import UpdateEntry
 from ledger.training import groups_root
 from protocol import limits
 from protocol.errors import ConfigInvalid, ProofInvalid, SwarmError
-from protocol.policy import adapter, architectures, chunks, model_config
+from protocol.policy import adapter, chunks, model_config
 from protocol.policy.folder import kind_of
 from protocol.text.plain import one_line
 from protocol.work.learning import KeptBatch
@@ -157,7 +156,7 @@ def _require_plain(start: Path) -> None:
         if not isinstance(config, dict):
             raise ValueError("config.json is not an object")
         model_config.require_plain(config)
-        if reason := architectures.reason_to_refuse(config):
+        if reason := model_config.reason_to_refuse(config):
             raise ValueError(reason)
     except (OSError, ValueError, RecursionError) as error:
         raise NoVerdict(f"The starting policy cannot be used: {one_line(str(error))[:500]}.") from error

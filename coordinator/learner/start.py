@@ -18,7 +18,7 @@ from coordinator.environments.games.episodes import GAMES, open_game
 from coordinator.learner.embedded_text import text_files
 from protocol import limits
 from protocol.errors import ConfigInvalid
-from protocol.policy import adapter, architectures, model_config
+from protocol.policy import adapter, model_config
 from protocol.policy.codec import PolicyCodec
 from protocol.policy.folder import kind_of
 
@@ -98,7 +98,7 @@ def require_usable(model: ModelSection) -> None:
 
     If the configuration cannot be read on this machine, the learner checks it, perhaps on another machine.
     """
-    if reason := architectures.reason_to_refuse(_configuration(model)):
+    if reason := model_config.reason_to_refuse(_configuration(model)):
         raise ConfigInvalid(
             f"model.path {model.path} cannot be used: {reason}.",
             hint="docs/architectures.md lists the architectures that work.",

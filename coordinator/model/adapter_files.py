@@ -5,9 +5,8 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,16 +15,6 @@ from safetensors.torch import save_file
 
 from protocol.policy import adapter
 from swarm_exact.merging import merged
-
-
-@contextmanager
-def without_adapter(folder: Path) -> Iterator[Path]:
-    """Yield a folder without the adapter, which transformers would load in its own way, for this block."""
-    with TemporaryDirectory(prefix="echo-swarm-") as scratch:
-        for file in folder.iterdir():
-            if file.name not in adapter.FILES:
-                (Path(scratch) / file.name).symlink_to(file.absolute())
-        yield Path(scratch)
 
 
 def adapted_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -20,7 +20,7 @@ from coordinator.model.head import Head, body_of
 from coordinator.model.packing import IMPLEMENTATION, WINDOW, pack, similar
 from coordinator.model.products import Products
 from protocol.errors import ConfigInvalid
-from protocol.policy import architectures
+from protocol.policy import model_config
 
 TOLERANCE_NATS = 1e-3
 """The largest difference of the two ways; with the same float32 weights, correct ways agree far better."""
@@ -48,7 +48,7 @@ STRIDE = 7919
 
 def require_supported(config: Any) -> None:
     """Refuse a policy by its configuration, before its weights are loaded."""
-    if reason := architectures.reason_to_refuse(config.to_dict()):
+    if reason := model_config.reason_to_refuse(config.to_dict()):
         raise ConfigInvalid(f"The learner cannot train this policy: {reason}.", hint=HINT)
 
 

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.base.urls import host_of_url
+from coordinator.config.round import host_of_url
 from coordinator.reports import overview
 from protocol.people.addresses import leads_to_this_machine
 from protocol.text.log_lines import Lines

@@ -54,22 +54,6 @@ class ChatTemplate:
 
     def render_fields(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
         """Return messages with further fields, such as calls of tools, in the same form."""
-        return self._render(messages, tools)
-
-    def after_turn(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
-        """Return the text from the end of a turn, its end token included, to the begin of the next turn.
-
-        The turn itself is a word that is in no template: its text does not matter.
-        """
-        before = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _TURN}]
-        text = self._render([*before, *messages], tools)
-        if text.count(_TURN) != 1:
-            raise ConfigInvalid(
-                "The policy's chat template does not show a turn once.", hint="Use prompts in plain text."
-            )
-        return text.partition(_TURN)[2]
-
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
         if self._compiled is None:
             self._compile()
         if self._chat.system_prompt and messages[0]["role"] != "system":
@@ -85,6 +69,19 @@ class ChatTemplate:
                 hint="Check that the roles alternate as the template requires. Some templates accept no system prompt.",
             ) from error
         return text
+
+    def after_turn(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+        """Return the text from the end of a turn, its end token included, to the begin of the next turn.
+
+        The turn itself is a word that is in no template: its text does not matter.
+        """
+        before = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _TURN}]
+        text = self.render_fields([*before, *messages], tools)
+        if text.count(_TURN) != 1:
+            raise ConfigInvalid(
+                "The policy's chat template does not show a turn once.", hint="Use prompts in plain text."
+            )
+        return text.partition(_TURN)[2]
 
     def _compile(self) -> None:
         try:

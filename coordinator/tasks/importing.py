@@ -38,7 +38,7 @@ from uuid import UUID
 
 from blake3 import blake3
 
-from coordinator.base.files import make_folder, write_durably
+from coordinator.base.files import file_digest, make_folder, write_durably
 from coordinator.config import Config, DataSection
 from coordinator.tasks import sources
 from coordinator.tasks.kinds import ENVIRONMENT_OF_FILE, ENVIRONMENTS, FOLDER, FROM_FILES, NOTE, suffix_of
@@ -310,7 +310,7 @@ def make_copy(config: Config, folder: Path) -> dict[str, Any]:
         write_durably(folder / f"{split}.jsonl", b"".join(kept[split]))
         counts[split] = len(kept[split])
     note = {
-        "sources": {str(path): _digest(path) for path in paths},
+        "sources": {str(path): file_digest(path) for path in paths},
         "digest": copy_digest(folder),
         "problems": counts,
         "repeated": repeated,
@@ -367,7 +367,7 @@ def check_copy(folder: Path) -> dict[str, Any]:
     for name, digest in note["sources"].items():
         path = Path(name)
         # A missing source is allowed: the copy is enough. A Python file may be fixed, its problems stay.
-        if path.suffix != ".py" and path.is_file() and _digest(path) != digest:
+        if path.suffix != ".py" and path.is_file() and file_digest(path) != digest:
             raise ConfigInvalid(
                 f"{name} has changed since this round was created.",
                 hint="Restore the old file, or use another round.directory for the new one.",
@@ -381,7 +381,7 @@ def check_copy(folder: Path) -> dict[str, Any]:
 
 def copy_digest(folder: Path) -> str:
     """Return the digest of a copy: of all problems in their order."""
-    return blake3("".join(_digest(folder / f"{split}.jsonl") for split in SPLITS).encode()).hexdigest()
+    return blake3("".join(file_digest(folder / f"{split}.jsonl") for split in SPLITS).encode()).hexdigest()
 
 
 def prompt_key(problem: Problem, *, with_columns: bool = False) -> bytes:
@@ -477,9 +477,3 @@ def _place(split: Split | None, key: bytes, kept: dict[Split, list[bytes]], conf
     if HELD_OUT_SHARE <= share < HELD_OUT_SHARE + VALIDATION_SHARE and len(kept["validation"]) < VALIDATION_MAX:
         return "validation"
     return "train"
-
-
-def _digest(path: Path) -> str:
-    digest = blake3()
-    digest.update_mmap(path)
-    return digest.hexdigest()

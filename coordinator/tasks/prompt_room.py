@@ -17,7 +17,7 @@ from coordinator.tasks.chat import Chat
 from coordinator.tasks.importing import LONGEST_KEPT, longest_problems, needs_data, prompt_bytes
 from coordinator.tasks.kinds import environment_of
 from coordinator.tasks.task_text import Coder, ReadFile
-from protocol.policy.architectures import positions_of
+from protocol.policy.model_config import positions_of
 from protocol.tasks import Problem, Prompt, Task
 
 FIRST_PROBLEMS = 2000

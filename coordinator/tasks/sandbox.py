@@ -12,6 +12,17 @@
 - Where the kernel lacks a part, the others still hold. `enter` returns the gaps, and the coordinator logs each once,
   with the next step; `task check` lists them.
 - A forbidden act fails with the kernel's usual error. `explained` and `explained_signal` add its reason and setting.
+
+The files that a process may read are those of Python, of the system's libraries and of the operator's function.
+
+- Everything else is forbidden, so a list of secrets need not be complete.
+- The folder of the operator's file is readable, but not the round's folder in it, nor the operator's key files, nor
+  names that begin with a dot, such as `.env` and `.git`. Landlock only permits: the entries around a hidden one are
+  permitted one by one. The names in such a folder can be listed; entries that are made later cannot be read.
+- If the operator's file lies in the round's folder, that file alone is readable. The same holds for the home folder's
+  names with a dot, but Python's own folders and the hub's cache are readable wherever they are. The cache's tokens are
+  not in the folders that are permitted.
+- A path in `readable` may lie in a hidden folder: the operator named it. The round's folder itself is never readable.
 """
 
 import errno
@@ -21,16 +32,16 @@ import platform
 import resource
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.tasks import sandbox_calls as calls
 from coordinator.tasks import sandbox_kernel as kernel
-from coordinator.tasks import sandbox_paths as paths
+from coordinator.tasks.sandbox_kernel import READ, READ_FOLDER, USE_DEVICE, WRITE, Rules
 
 SCRATCH_FILES = 16_384
 
@@ -126,7 +137,7 @@ def missing_here() -> list[str]:
         missing.append(NO_LANDLOCK)
     elif version < 6:
         missing.append(OLD_LANDLOCK)
-    if not calls.is_supported():
+    if not kernel.has_filter():
         missing.append(NO_FILTER)
     return missing
 
@@ -146,7 +157,7 @@ def enter(settings: Mapping[str, Any], places: list[str]) -> list[str]:
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("A process with several threads cannot enter a sandbox.")
     scratch = Path(settings["scratch"])
-    rules = paths.rules(places, settings["readable"], settings["writable"], settings["hidden"], os.environ)
+    rules = readable_paths(places, settings["readable"], settings["writable"], settings["hidden"], os.environ)
     if os.geteuid():
         counted_before = _namespace(missing)
         user = os.geteuid()
@@ -161,7 +172,7 @@ def enter(settings: Mapping[str, Any], places: list[str]) -> list[str]:
         granted = {name: settings[name] for name in ("network", "listening")}
         kernel.restrict_paths([*rules, (scratch, kernel.READ | kernel.WRITE)], **granted)
     if NO_FILTER not in missing:
-        kernel.install_filter(calls.program(network=settings["network"], modes=has_mounts))
+        kernel.install_filter(kernel.filter_program(network=settings["network"], modes=has_mounts))
     return missing
 
 
@@ -272,3 +283,102 @@ def explained_signal(number: int) -> str:
         case signal.SIGXCPU:
             return "It used more processor time than reward.timeout_s."
     return ""
+
+
+_LIBRARIES = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store")
+
+_SETTINGS = (
+    "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "fonts", "gai.conf", "group",
+    "host.conf", "hosts", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
+    "localtime", "magic", "mime.types", "nsswitch.conf", "os-release", "passwd", "pki/ca-trust", "pki/tls/certs",
+    "pki/tls/cert.pem", "protocols", "resolv.conf", "services", "ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf",
+    "terminfo", "timezone",
+)  # fmt: skip
+"""The names in /etc that libraries read; others, such as those of daemons, may hold passwords."""
+
+_KERNEL = (
+    "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/loadavg", "/proc/uptime", "/proc/version",
+    "/proc/filesystems", "/proc/self", "/proc/sys/kernel", "/proc/sys/vm", "/sys/devices/system", "/sys/fs/cgroup",
+    "/sys/kernel/mm/transparent_hugepage",
+)  # fmt: skip
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+_HUB_FOLDERS = ("hub", "datasets", "modules", "assets", "xet")
+
+
+def readable_paths(
+    places: Sequence[str],
+    readable: Sequence[str],
+    writable: Sequence[str],
+    hidden: Sequence[str],
+    environment: Mapping[str, str],
+) -> Rules:
+    """Return Landlock's rules for functions at `places`; `hidden` are the round's folder and the operator's keys."""
+    secret, home = {Path(each).resolve() for each in hidden}, Path(environment.get("HOME") or "/").resolve()
+    of_home = _dotted(home)
+    made = [(Path(each).resolve(), READ) for each in (*_LIBRARIES, *(f"/etc/{name}" for name in _SETTINGS), *_KERNEL)]
+    made += [(Path(each), USE_DEVICE) for each in _DEVICES]
+    for folder in {*_of_python(environment), *_of_hub(home, environment)}:
+        made += _without(folder.resolve(), secret, of_home)
+    for path in map(_file, places):
+        if path is not None and _is_in(path.parent, secret):
+            made.append((path, READ))
+        elif path is not None:
+            made += _without(path.parent, secret, of_home | _dotted(path.parent))
+    for path in (Path(each).resolve() for each in readable):
+        made += _without(path, secret, of_home)
+    for path in (Path(each).resolve() for each in writable):
+        made += _without(path, secret, of_home, READ | WRITE)
+    return made
+
+
+def _without(path: Path, secret: Collection[Path], dotted: Collection[Path], rights: int = READ) -> Rules:
+    """Return rules for what is below `path`, except the hidden paths below it; none if the path itself is secret."""
+    if path in secret:
+        return []
+    below = {each for each in (*secret, *dotted) if each != path and each.is_relative_to(path)}
+    return list(_expanded(path, rights, below))
+
+
+def _expanded(path: Path, rights: int, hidden: Collection[Path]) -> Iterator[tuple[Path, int]]:
+    """Yield one rule for `path`, or rules around the hidden paths below it."""
+    if not hidden:
+        yield path, rights
+        return
+    yield path, READ_FOLDER
+    for entry in _entries(path):
+        if entry not in hidden:
+            yield from _expanded(entry, rights, {each for each in hidden if each.is_relative_to(entry)})
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return list(path.iterdir())
+    except OSError:
+        return []
+
+
+def _dotted(folder: Path) -> set[Path]:
+    return {path for path in _entries(folder) if path.name.startswith(".")}
+
+
+def _is_in(path: Path, folders: Collection[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _file(place: str) -> Path | None:
+    where = place.rpartition(":")[0]
+    return Path(where).resolve() if where.endswith(".py") else None
+
+
+def _of_python(environment: Mapping[str, str]) -> Iterator[Path]:
+    yield from map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix))
+    searched = (*sys.path, *environment.get("LD_LIBRARY_PATH", "").split(":"), *environment.get("PATH", "").split(":"))
+    yield from (Path(each) for each in searched if each)
+
+
+def _of_hub(home: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    top = Path(environment.get("HF_HOME") or cache / "huggingface")
+    yield from (top / name for name in _HUB_FOLDERS)
+    yield from (Path(environment[name]) for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE") if environment.get(name))

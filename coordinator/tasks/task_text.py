@@ -14,8 +14,8 @@ from coordinator.environments.interface import Observation
 from coordinator.rules.prompt_refs import PromptRef, problem_of
 from coordinator.tasks.chat import PLAIN_CHAT, Chat, ChatTemplate
 from protocol.errors import VerifierFailed
-from protocol.policy.architectures import positions_of
 from protocol.policy.codec import PolicyCodec
+from protocol.policy.model_config import positions_of
 from protocol.tasks import Judging, Problem, Prompt, Reward, Task
 from protocol.work.rollout import PolicyBounds, end_tokens, pack_tokens
 

@@ -3,7 +3,7 @@
 - The printed text comes from the coordinator; for a single lease it is compared with the public log (`ledger_check`),
   which the coordinator has signed.
 - The replay depends little on the coordinator: the node has signed the rollout, this home recorded the lease when it
-  arrived (`lease_log`), and the weights are the verified ones in this home. If the coordinator reports another lease or
+  arrived (`records`), and the weights are the verified ones in this home. If the coordinator reports another lease or
   another node's claim, nothing is replayed, and that is the coordinator's fault. The tolerances come from the
   coordinator, and so does the lease if there is no record of it.
 - Evidence of a rejection comes from this home: the coordinator keeps only a code and a message, and nothing about bytes
@@ -50,8 +50,7 @@ from swarm_node.ledger.receipts import RECEIPTS
 from swarm_node.machine import use
 from swarm_node.owner.status_lines import ago
 from swarm_node.versions.updater import saved
-from swarm_node.work.lease_log import LeaseLog
-from swarm_node.work.rejections import FOLDER, Rejection, Rejections
+from swarm_node.work.records import REJECTIONS, LeaseLog, Rejection, Rejections
 
 NOT_ASKED = Logged("not_asked")
 """State of a lease that was not looked up in the log."""
@@ -195,7 +194,7 @@ def report_rounds(
 
 def refused(join: JoinString, home: Path, about: str) -> list[Rejection]:
     """Return the kept rejections of a lease or claim, or the last ones, newest first."""
-    kept = Rejections(round_folder(home, join) / FOLDER)
+    kept = Rejections(round_folder(home, join) / REJECTIONS)
     return [rejection for rejection in kept if about in ("", rejection.lease_id, rejection.evidence.claim_id)]
 
 

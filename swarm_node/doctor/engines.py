@@ -29,7 +29,7 @@ from swarm_node.engine.choose import (
 )
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupFailed, SampleRequest
-from swarm_node.machine import cores
+from swarm_node.machine import use
 
 VOCABULARY, HIDDEN, HEADS, HEAD, INTERMEDIATE, LAYERS = 256, 64, 2, 32, 96, 1
 
@@ -110,7 +110,7 @@ def processor(options: EngineOptions, machine: HostMachine) -> CheckResult:
     count = threads_of(options, machine)
     said = f"An engine uses {count} CPU thread{'s' * (count != 1)}."
     whose = "set with `--threads`" if options.threads else "change it with `--threads`"
-    return ok("cpu", said, f"{cores.usable()} cores, {whose}")
+    return ok("cpu", said, f"{use.usable_cores()} cores, {whose}")
 
 
 async def engine(name: str, options: EngineOptions, machine: HostMachine, model: Path) -> CheckResult:

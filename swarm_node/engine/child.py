@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from protocol import limits
 from protocol.errors import EngineFailed, EngineNotStarted, MalformedMessage
-from protocol.policy import architectures
+from protocol.policy import model_config
 from protocol.start import quick_imports
 from swarm_node.engine.memory import limit_private
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, CommandFailed, Ready, Said, frame
@@ -70,7 +70,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     `refused` says why engines cannot sample it, `halved` names those that compute float32 in half precision, and
     `splits` are the numbers of cards over which vLLM can split it.
     """
-    every, refused, halved = architectures.reason_to_refuse(config), dict[str, str](), list[str]()
+    every, refused, halved = model_config.reason_to_refuse(config), dict[str, str](), list[str]()
     if every:
         refused = dict.fromkeys(("vllm", "llama", "torch"), every)
     elif find_spec("gguf"):

@@ -23,7 +23,7 @@ from protocol.errors import ConfigInvalid
 from protocol.work.lease import EXACT
 from swarm_node.engine.turn_cache import TURNS_MIB
 from swarm_node.engine.vllm import command
-from swarm_node.machine import cores, gpu
+from swarm_node.machine import gpu, use
 
 AUTO = "auto"
 
@@ -209,7 +209,7 @@ def this_machine() -> HostMachine:
         packages,
         _llama_offloads(),
         _find_vllm,
-        cores.by_default(cores.usable()),
+        use.default_threads(use.usable_cores()),
         driver,
         cuda_major(version),
         _other_card(),

@@ -19,7 +19,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from protocol import limits
@@ -80,19 +79,6 @@ def read_adapter(folder: Path) -> float | None:
     """Return the scale of the adapter in this folder; None if there is no adapter."""
     file = folder / adapter.CONFIG
     return adapter.scale(file.read_bytes()) if file.exists() else None
-
-
-@contextmanager
-def without_adapter(folder: Path) -> Iterator[Path]:
-    """Yield the folder without its adapter, for libraries that would apply the adapter themselves."""
-    if not (folder / adapter.CONFIG).exists():
-        yield folder
-        return
-    with TemporaryDirectory(prefix="echo-swarm-") as scratch:
-        for file in folder.iterdir():
-            if file.name not in adapter.FILES:
-                (Path(scratch) / file.name).symlink_to(file.absolute())
-        yield Path(scratch)
 
 
 def tensor_files(folder: Path) -> list[Path]:

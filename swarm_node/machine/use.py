@@ -1,7 +1,11 @@
-"""Use of this machine: user input, load, battery, heat, as far as readable without special rights.
+"""Use of this machine: user input, load, battery, heat, as far as readable without special rights; and its cores.
 
 - Every unknown value is None; the caller decides what that means.
 - Folders are arguments, so that a test can use the files of other machines.
+- Two threads of one core share its arithmetic units, and count once. Cores that a container, a service's quota or
+  `taskset` withholds do not count.
+- An engine uses half of the cores: the owner may still use the machine. It uses four at most, since each further thread
+  adds less speed (bench/RESULTS.md) and uses as much power.
 """
 
 import os
@@ -10,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,3 +152,51 @@ def _output_of(command: list[str]) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+THREADS_MOST = 4
+
+
+class LinuxFiles(NamedTuple):
+    """Files of Linux with CPU topology and quotas."""
+
+    cpu: Path = Path("/sys/devices/system/cpu")
+    own_group: Path = Path("/proc/self/cgroup")
+    groups: Path = Path("/sys/fs/cgroup")
+
+
+LINUX = LinuxFiles()
+
+
+def default_threads(cores: int) -> int:
+    """Return the default number of threads of an engine on the CPU."""
+    return max(1, min(cores // 2, THREADS_MOST))
+
+
+def usable_cores(files: LinuxFiles = LINUX, allowed: Collection[int] | None = None) -> int:
+    """Return the number of cores that this process may use, at least one."""
+    allowed = _allowed() if allowed is None else allowed
+    topologies = [files.cpu / f"cpu{number}" / "topology" / "thread_siblings_list" for number in allowed]
+    cores = {_line(topology) or str(topology) for topology in topologies}
+    return max(1, min(_mac_cores() or len(cores), _quota(files) or len(cores)))
+
+
+def _allowed() -> Collection[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _quota(files: LinuxFiles) -> int | None:
+    """Return the CPU quota of this process's group in whole cores, if there is one."""
+    group = re.search(r"^0::/(.*)$", _line(files.own_group), re.MULTILINE)
+    said = _line(files.groups / group[1] / "cpu.max").split() if group else []
+    return max(1, int(said[0]) // int(said[1])) if len(said) == 2 and said[0].isdigit() else None
+
+
+def _mac_cores() -> int | None:
+    """Return the number of Apple's performance cores; efficiency cores are for background work."""
+    if sys.platform != "darwin":
+        return None
+    done = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.stdout.strip().isdigit() else None

@@ -27,8 +27,7 @@ from protocol.policy import chunks, delta
 from protocol.policy.manifest import FileEntry, Patch, PolicyManifest
 from swarm_node.base.disk import disk_named, mapped, sync_folder
 from swarm_node.chunks.arrivals import Arrivals
-from swarm_node.chunks.blobs import BlobStore
-from swarm_node.chunks.growing import GrowingFile
+from swarm_node.chunks.blobs import BlobStore, GrowingFile
 
 _UNFINISHED = ".unfinished"
 TAKEN = ".taken"

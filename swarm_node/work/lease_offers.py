@@ -17,9 +17,9 @@ from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply, LeaseRequest, Reason
 from swarm_node.coordinator_api.client import Coordinator
 from swarm_node.work.held_leases import HeldLeases
-from swarm_node.work.lease_log import LeaseLog
 from swarm_node.work.lease_pacing import LeasePacing, NodePace, sort_out
 from swarm_node.work.pulse import NO_WORK, Gate
+from swarm_node.work.records import LeaseLog
 
 log = logging.getLogger(__name__)
 

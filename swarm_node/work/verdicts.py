@@ -30,7 +30,7 @@ from protocol.work.messages import Verdict
 from swarm_node.base.clock import now_ms
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work.outbox import Outbox
-from swarm_node.work.rejections import Rejections
+from swarm_node.work.records import Rejections
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.architectures import DOCUMENT, documented
-from protocol.policy import architectures
+from protocol.policy import model_config
 from tests.architectures import zoo
 from tests.architectures.stages import REFUSED, row
 
@@ -28,4 +28,4 @@ def test_the_table_has_every_architecture_and_no_other() -> None:
 
 def test_what_is_refused_at_launch_is_what_the_table_of_reasons_names() -> None:
     refused = {zoo.ARCHITECTURES[name][0] for name, found in documented().items() if found.launch == REFUSED}
-    assert refused == {kind for kind, _ in zoo.ARCHITECTURES.values()} & architectures.REFUSED.keys()
+    assert refused == {kind for kind, _ in zoo.ARCHITECTURES.values()} & model_config.REFUSED.keys()

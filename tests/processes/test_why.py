@@ -21,7 +21,7 @@ from protocol.work.rollout import pack_tokens
 from swarm_node.coordinator_api.join_string import parse as parse_join
 from swarm_node.coordinator_api.join_string import round_folder
 from swarm_node.keys import identity
-from swarm_node.work.lease_log import LeaseLog
+from swarm_node.work.records import LeaseLog
 from tests.processes.impostor import Impostor
 from tests.processes.light_node import LightNode
 from tests.processes.programs import PATIENCE_S, Swarm, said, until

@@ -29,7 +29,6 @@ FRAGMENTS = {
     "coordinator/tasks/group_play.py": "one turn of a group, without the service that asks for it",
     "coordinator/environments/verifiers_harness.py": "a program of verifiers, which imports it by name",
     "coordinator/learner/embedded.py": "torch, apart from the text of the policy, which is read without it",
-    "coordinator/learner/state_root.py": "the specification of a state's root, which the log relies on",
     "coordinator/pages/feed.py": "one page per module",
     "coordinator/pages/usage.py": "one page per module",
     "coordinator/service/tls.py": "certificates are a subject of their own, beside the wiring in app",

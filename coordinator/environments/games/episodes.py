@@ -1,22 +1,67 @@
-"""The shipped games, by name and as an environment: the problems of the three splits, and an episode of each.
+"""The shipped games, by name and as an environment: their interface, the problems of three splits, and their episodes.
 
+    play = open_game("leduc", {"opponent": "rule"}).reset(seed)
+    play.opening                      the text before the policy's first turn
+    play.step("raise")                the text before its next turn, or None at the end
+    play.reward()                     the reward of the game so far
+
+- A game is a deterministic state machine of text. All chance is a function of the seed and of the actions: a replay of
+  the same actions gives the same game on any machine. So there is no global randomness, no clock, and no decision by a
+  float.
+- An action is any text of the policy. A meaningless one has a defined effect; no text raises an exception.
+- The texts of a game never contain text of the policy, so nobody can put a special token into them.
+- A game has a bounded number of turns. One that was cut off is judged as if its player had given up.
 - The meaning of a name with its parameters never changes: a changed game gets a new name.
 - An unknown name or parameter is `unknown_task`: the operator mistyped, or this version is older than the settings.
 - Game i of a split has a seed that is a hash of the split and i. If the opening identifies a game, its hash must also
   give this split, so that two seeds of one game cannot be in two splits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol
 
 from coordinator.environments.games import chance
-from coordinator.environments.games.game import Game, Parameters
 from coordinator.environments.games.holdem import Holdem
 from coordinator.environments.games.limit_poker import Kuhn, Leduc
 from coordinator.environments.games.sokoban import Sokoban
 from protocol.errors import UnknownTask
 from protocol.tasks import Problem, Reward, Split
+
+Parameters = Mapping[str, int | str]
+
+
+class Play(Protocol):
+    """A game in progress."""
+
+    @property
+    def opening(self) -> str:
+        """Return the text that the policy reads before its first turn."""
+
+    def step(self, action: str) -> str | None:
+        """Take a turn; return the text before the next turn, or None if this turn was the last."""
+
+    def reward(self) -> Reward:
+        """Return the reward of the whole game, with its named components."""
+
+
+class Game(Protocol):
+    """A game with its parameters."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return pieces of its text that a small tokenizer should have as single tokens."""
+
+    @property
+    def distinct(self) -> bool:
+        """Return True if an opening identifies its problem, so that train and held-out openings must differ."""
+
+    def reset(self, seed: int) -> Play:
+        """Return the game of a seed, which is any integer of 63 bits."""
+
+    def demonstration(self, seed: int) -> tuple[str, ...]:
+        """Return the turns of a player that uses the right format, and plays badly."""
+
 
 GAMES: dict[str, type[Any]] = {"holdem": Holdem, "kuhn": Kuhn, "leduc": Leduc, "sokoban": Sokoban}
 

@@ -42,7 +42,7 @@ from coordinator.base.files import full_disk_named, link_or_copy, make_folder, o
 from coordinator.config import Config, fixed
 from coordinator.reports import standby
 from coordinator.reports.standby import Confirmed
-from coordinator.service.backup import database, making, training
+from coordinator.service.backup import database, making
 from coordinator.service.backup.archive import (
     CONTENTS,
     FILES,
@@ -213,12 +213,12 @@ class Follower:
 
     def _hold_learner(self) -> dict[str, Path]:
         """Return the files of a new checkpoint, with a second name (step 1)."""
-        checkpoints = self._folder / FIRST / training.FOLDER
+        checkpoints = self._folder / FIRST / making.CHECKPOINTS
         names = [path.name for path in checkpoints.glob("*") if path.name.isdigit()]
         if not names or max(names) == self._learner[0]:
             return {}
         try:
-            return training.hold_checkpoint(checkpoints, self._place / training.FOLDER)
+            return making.hold_checkpoint(checkpoints, self._place / making.CHECKPOINTS)
         except BackupInvalid as error:
             log.warning("the standby copy keeps the learner's previous checkpoint: %s", error)
             return {}
@@ -274,7 +274,7 @@ class Follower:
             self._tell("writing", number, len(round_files.held))
             known[name] = (mark, self._add(name, path))
         if learner:
-            inside = f"folder/{FIRST}/{training.FOLDER}"
+            inside = f"folder/{FIRST}/{making.CHECKPOINTS}"
             files = [self._add(f"{inside}/{name}", path) for name, path in learner.items()]
             trained = (next(iter(learner)).partition("/")[0], files)
         entries = [*(entry for _, entry in known.values()), *trained[1], *(self._store.push() if self._store else ())]
@@ -397,6 +397,6 @@ def _files(folder: Path, place: Path) -> Iterator[tuple[str, Path]]:
         inner = path.relative_to(folder)
         top, unfinished = inner.parts[0], any(making.is_unfinished(part) for part in inner.parts)
         is_round_s = top not in (*NOT_SAVED, *SECRET) and not top.startswith(database.FILE)
-        of_learner = top == FIRST and len(inner.parts) > 1 and inner.parts[1] in training.NOT_SAVED
+        of_learner = top == FIRST and len(inner.parts) > 1 and inner.parts[1] in making.LEARNER_NOT_SAVED
         if is_round_s and not of_learner and not unfinished and path.suffix != ".key" and not path.is_symlink():
             yield inner.as_posix(), path

@@ -1,7 +1,8 @@
 """`swarm-coordinator backup`: save a running round, and verify the result.
 
 1. The learner's files, its newest checkpoint as a whole, get a second name (a hard link) in a folder of this backup, so
-   that they stay as they are. If the round's disk is full, they are copied beside the target.
+   that they stay as they are. If the round's disk is full, they are copied beside the target. The checkpoint that is
+   held is read as the learner will read it, so that training can resume from every backup.
 2. The store is held at one moment, and right after it the trust documents' timestamp and chunks: everything that a
    publication replaces or deletes. If a version was published in between, both are held again: a document must not name
    a version that the store does not have. This takes milliseconds and does not stop publication.
@@ -29,7 +30,7 @@ import sqlalchemy as sa
 from coordinator.base.files import full_disk_named, link_or_copy, make_folder, open_private
 from coordinator.config import Config, fixed
 from coordinator.publishing.signed_metadata import SignedMetadata
-from coordinator.service.backup import database, training
+from coordinator.service.backup import database
 from coordinator.service.backup.archive import (
     CONTENTS,
     SEALED,
@@ -177,10 +178,10 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
     """Hold the files of the round and copy its store (steps 1 to 4)."""
     folder = config.round.directory
     secret = _secret_files(config)
-    checkpoint = training.hold_checkpoint(folder / FIRST / training.FOLDER, staged.folder / training.FOLDER)
-    staged.files |= {f"folder/{FIRST}/{training.FOLDER}/{name}": path for name, path in checkpoint.items()}
+    checkpoint = hold_checkpoint(folder / FIRST / CHECKPOINTS, staged.folder / CHECKPOINTS)
+    staged.files |= {f"folder/{FIRST}/{CHECKPOINTS}/{name}": path for name, path in checkpoint.items()}
     for path in sorted((folder / FIRST).glob("*")):
-        if path.name not in training.NOT_SAVED:
+        if path.name not in LEARNER_NOT_SAVED:
             _keep_all(staged, folder, path, but=secret)
     snapshot = StoreState()
     with _moment(config, staged, secret) as store_then:
@@ -336,3 +337,32 @@ def check_store(where: Path) -> None:
     with closing(Database(where, any_schema=True)) as opened:
         if differences := opened.run_now(store.rebuild):
             raise BackupInvalid(f"The restored store contradicts its ledger in {len(differences)} places.")
+
+
+CHECKPOINTS = "checkpoints"
+
+LEARNER_NOT_SAVED = (CHECKPOINTS, "publishing", "taking", "ranks", "retracting", "current", "offered")
+"""Names in the learner's folder that are held here, or created again when needed."""
+
+
+def hold_checkpoint(checkpoints: Path, place: Path) -> dict[str, Path]:
+    """Hold the newest checkpoint in `place`; return its files by name, none before the first checkpoint."""
+    from coordinator.learner import checkpoint  # torch
+
+    held = checkpoint.hold_newest(checkpoints, place)
+    if held is None:
+        return {}
+    _require_readable(held, checkpoints / held.name)
+    return {f"{held.name}/{file.name}": file for file in sorted(held.iterdir())}
+
+
+def _require_readable(held: Path, path: Path) -> None:
+    from coordinator.learner import checkpoint
+
+    try:
+        checkpoint.require_whole(held)
+    except ConfigInvalid as error:
+        raise BackupInvalid(
+            f"The learner's checkpoint {path} cannot be read. No backup was made. ({error})",
+            hint="Keep older backups. Try again after the next version, which makes a new checkpoint.",
+        ) from error

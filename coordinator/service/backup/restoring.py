@@ -20,7 +20,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from coordinator.base.files import close_to_others, full_disk_named, write_durably
-from coordinator.config import Config
+from coordinator.config import Config, fixed
 from coordinator.config.reading import with_values
 from coordinator.service import opening
 from coordinator.service.backup import database, forks, taking_over
@@ -106,7 +106,7 @@ def restore(
                 _unseal(reader, contents, partial, passphrase)
             if contents.folder == "as it is":
                 _take_along(source, contents, partial, tell)
-            before = Config.model_validate_json((partial / "resolved.json").read_bytes())
+            before = fixed.load_resolved(partial)
             config = _resolve(partial, folder, store_url)
             keys = forks.keys_of(contents.round_id, partial / "metadata")
             known = _published(partial, before, keys, seen, take_over)

@@ -42,7 +42,7 @@ from protocol.work.sampling import pick
 from swarm_node.engine.decoder import Decoder, OwnTemperatures, SavedRow
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama.ggml import Type
-from swarm_node.engine.llama.model import LlamaModel
+from swarm_node.engine.llama.weights import LlamaModel
 from swarm_node.engine.turn_cache import SIZE_MAX_BYTES
 
 BLOCK_VALUES = 2**18

@@ -30,8 +30,8 @@ from protocol.errors import EngineFailed, SwarmError
 from swarm_node.engine.llama import weights
 from swarm_node.engine.llama.engine import TYPES
 from swarm_node.engine.llama.ggml import Type
-from swarm_node.engine.llama.model import quieten
 from swarm_node.engine.llama.recipes import recipe_of
+from swarm_node.engine.llama.weights import quieten
 from swarm_node.engine.policy_files import read_config
 
 RULES = (

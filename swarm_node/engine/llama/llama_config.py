@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed
-from protocol.policy.architectures import POSITIONS
+from protocol.policy.model_config import POSITIONS
 
 LAYERS_MAX = 512
 """The bound `LLAMA_MAX_LAYERS` of llama.cpp."""

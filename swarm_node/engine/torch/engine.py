@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from protocol.errors import EngineFailed
-from protocol.policy import architectures
+from protocol.policy import model_config
 from protocol.work.lease import EXACT
 from swarm_exact import cards
 from swarm_exact import shape as model_shape
@@ -78,7 +78,7 @@ class TorchEngine(Engine):
 
     def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
         """Return our own decoder if it supports the architecture, otherwise that of `transformers`."""
-        if reason := architectures.reason_to_refuse(config):
+        if reason := model_config.reason_to_refuse(config):
             raise EngineFailed(
                 f"The torch engine cannot sample the policy in {folder}: {reason}.",
                 hint="docs/architectures.md lists the architectures that work.",

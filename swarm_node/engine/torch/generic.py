@@ -18,8 +18,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from swarm_exact.merging import without_adapter
 from swarm_node.engine.decoder import SavedRow
-from swarm_node.engine.policy_files import read_adapter, require_borne_out, without_adapter
+from swarm_node.engine.policy_files import read_adapter, require_borne_out
 from swarm_node.engine.torch import weights
 from swarm_node.engine.torch.sampler import TorchLogits
 

@@ -26,9 +26,10 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from swarm_exact.merging import without_adapter
 from swarm_node.engine.canary import count_ahead
 from swarm_node.engine.messages import SampleRequest
-from swarm_node.engine.policy_files import read_adapter, read_config, without_adapter
+from swarm_node.engine.policy_files import read_adapter, read_config
 from swarm_node.engine.torch.weights import SHORT_NAMES, mapped_tensors
 from swarm_node.engine.vllm.command import FP8
 from swarm_node.engine.vllm.sampling import SeedBound

@@ -28,7 +28,6 @@ from coordinator.api import (
     openapi,
     operator,
     pages,
-    probes,
     public,
     stats,
     trainers,
@@ -42,7 +41,7 @@ from protocol.errors import ERRORS
 from tests.coordinator.served import serve
 
 ROOMS = (
-    *(nodes, ledger, listing, training, public, pages, install, watch, stats, probes, appeals, completions),
+    *(nodes, ledger, listing, training, public, pages, install, watch, stats, appeals, completions),
     *(learner, auditor, operator, trainers),
 )
 HELD_OPEN = "/v1/events"

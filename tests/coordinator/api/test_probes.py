@@ -13,7 +13,7 @@ import pytest_asyncio
 from aiohttp import ClientSession, TCPConnector
 
 from coordinator.api.guard import SHARES, Bounds
-from coordinator.api.probes import DIALS_AT_ONCE
+from coordinator.api.nodes import DIALS_AT_ONCE
 from protocol import limits
 from protocol.wire import canonical
 from protocol.wire.signing import NodeKey

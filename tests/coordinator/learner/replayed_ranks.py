@@ -12,9 +12,8 @@ import torch
 
 from coordinator.learner import replaying
 from coordinator.learner.commitments import document, folder_digests
-from coordinator.learner.machines import joined, machine_here, software
 from coordinator.learner.policy import TrainedPolicy
-from coordinator.learner.ranks import Ranks
+from coordinator.learner.ranks import Ranks, joined, machine_here, software
 from ledger.entry import UpdateEntry
 from ledger.training import groups_root
 from protocol.policy import chunks

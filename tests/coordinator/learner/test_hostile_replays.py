@@ -14,8 +14,7 @@ from coordinator.commands.audit import MISMATCH, app
 from coordinator.config import Config
 from coordinator.learner import replaying
 from coordinator.learner.commitments import document, folder_digests, settings_document
-from coordinator.learner.machines import machine_here
-from coordinator.learner.ranks import Ranks
+from coordinator.learner.ranks import Ranks, machine_here
 from coordinator.model.watchdog import Watchdog
 from protocol.policy import chunks
 from swarm_node.ledger import learner_audit

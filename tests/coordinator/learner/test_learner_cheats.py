@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from coordinator.commands.audit import MISMATCH, app
 from coordinator.learner.algorithm import Algorithm, Correction
 from coordinator.learner.commitments import document, folder_digests
-from coordinator.learner.machines import machine, software
 from coordinator.learner.policy import TrainedPolicy
+from coordinator.learner.ranks import machine, software
 from coordinator.learner.settings import TrainSettings
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger.entry import Entry, FormedBatch, Pending, UpdateEntry, amount

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.learner import state_root as module
+from coordinator.learner import checkpoint as module
+from coordinator.learner.checkpoint import state_root
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
-from coordinator.learner.state_root import state_root
 from tests.coordinator.learner.groups import UNEQUAL
 
 SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)

@@ -12,7 +12,7 @@ import torch
 
 from coordinator.learner import checkpoint
 from coordinator.learner.ranks import Ranks
-from coordinator.service.backup import making, restoring, training
+from coordinator.service.backup import making, restoring
 from coordinator.service.backup.archive import BackupInvalid
 from coordinator.service.backup.following import Follower
 from protocol.errors import ConfigInvalid
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_held_whole(tmp_path: Path) -
     seen = set[int]()
     with subprocess.Popen([sys.executable, "-c", LEARNER, str(tmp_path / "checkpoints")]) as learner:
         while learner.poll() is None:
-            held = training.hold_checkpoint(tmp_path / "checkpoints", tmp_path / "held")
+            held = making.hold_checkpoint(tmp_path / "checkpoints", tmp_path / "held")
             assert len(held) == 3
             seen.add(update_of(next(iter(held.values())).parent))
     assert learner.returncode == 0

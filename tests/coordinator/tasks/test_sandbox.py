@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator.config import load
-from coordinator.tasks import sandbox, sandbox_paths
+from coordinator.tasks import sandbox
 from coordinator.tasks.kinds import ENVIRONMENTS, process_spec
 from coordinator.tasks.reward_functions import Job
 from coordinator.tasks.sandbox import Sandbox
@@ -25,7 +25,7 @@ from protocol.tasks import Problem, Reward
 
 PARTS = """
 import os
-from coordinator.tasks import sandbox_calls, sandbox_kernel
+from coordinator.tasks import sandbox_kernel
 """
 
 
@@ -372,7 +372,7 @@ def test_a_mode_is_not_changed_where_mounts_cannot_be_read_only(tmp_path: Path) 
     (tmp_path / "key").touch(0o600)
     in_python(
         "sandbox_kernel.forbid_new_privileges()\n"
-        "sandbox_kernel.install_filter(sandbox_calls.program(network=False, modes=False))\n"
+        "sandbox_kernel.install_filter(sandbox_kernel.filter_program(network=False, modes=False))\n"
         f"os.chmod({str(tmp_path / 'key')!r}, 0o644)\n"
         f"os.utime({str(tmp_path / 'key')!r}, (1, 1))\n"
     )
@@ -448,7 +448,7 @@ async def test_the_scratch_folder_is_removed_with_its_process(folder: Path) -> N
 
 def _granted(places: list[str], hidden: list[Path], home: Path, readable: tuple[str, ...] = ()) -> dict[Path, int]:
     environment = {"HOME": str(home)}
-    return dict(sandbox_paths.rules(places, readable, (), [str(each) for each in hidden], environment))
+    return dict(sandbox.readable_paths(places, readable, (), [str(each) for each in hidden], environment))
 
 
 def test_a_function_in_the_rounds_folder_does_not_open_that_folder(folder: Path) -> None:

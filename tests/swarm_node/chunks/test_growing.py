@@ -12,8 +12,7 @@ from protocol.errors import DiskFull, ManifestInvalid, UnknownChunk
 from protocol.ids import ChunkId
 from protocol.policy.chunks import chunk_id, digest, split
 from swarm_node.chunks.arrivals import Arrivals
-from swarm_node.chunks.blobs import BlobStore
-from swarm_node.chunks.growing import GrowingFile
+from swarm_node.chunks.blobs import BlobStore, GrowingFile
 from swarm_node.versions.assemble import PLACED_AT_ONCE_BYTES, Draft, assemble, folder_of
 from tests.swarm_node.p2p_world import fetch, make_version, node, plan_of, store
 

@@ -23,7 +23,7 @@ from swarm_node.commands import why
 from swarm_node.coordinator_api.join_string import POLICIES, TRUST_FILE, JoinString, round_folder
 from swarm_node.engine.messages import GroupDone, SampleRequest
 from swarm_node.engine.torch.engine import TorchEngine
-from swarm_node.work.lease_log import FILE, LeaseLog
+from swarm_node.work.records import FILE, LeaseLog
 from tests.coordinator.audit.claims import on_round
 from tests.swarm_node.worker_world import policy
 from tests.tiny_policy import make_tiny_policy

@@ -14,7 +14,7 @@ from swarm_node.commands.next_step import find_next_step
 from swarm_node.coordinator_api import last_round
 from swarm_node.coordinator_api.join_string import parse, round_folder
 from swarm_node.keys import identity
-from swarm_node.work import lease_log
+from swarm_node.work import records
 
 FIRST = parse(f"http://127.0.0.1:9#{'a' * 64}")
 CLOSED = parse(f"http://127.0.0.1:10#{'c' * 64}")
@@ -147,7 +147,7 @@ def test_an_appeal_goes_to_the_round_that_gave_the_lease(tmp_path: Path) -> None
     last_round.record_joined(tmp_path, [FIRST, CLOSED, SECOND], "")
     folder = round_folder(tmp_path, CLOSED)
     folder.mkdir(parents=True)
-    (folder / lease_log.FILE).write_text(f"\n{'4' * 32} {'d' * 64}")
+    (folder / records.FILE).write_text(f"\n{'4' * 32} {'d' * 64}")
     assert CLOSED.url in str(failure("appeal", "4" * 32, home=tmp_path))
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from protocol.errors import EngineFailed
 from swarm_node.engine.llama.gguf_file import REFUSED, TEXT, find_rule, read_vocabulary, tokens_by
-from swarm_node.engine.llama.model import quieten
+from swarm_node.engine.llama.weights import quieten
 
 TOKENS = [5, 17, 300, 42, 7]
 

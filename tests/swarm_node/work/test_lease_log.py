@@ -8,8 +8,8 @@ from protocol.errors import ConfigInvalid, DiskFull, LeaseClosed, SwarmError
 from protocol.policy.chunks import digest
 from protocol.work.lease import Lease
 from protocol.work.rollout import pack_tokens
-from swarm_node.work import lease_log
-from swarm_node.work.lease_log import LeaseLog
+from swarm_node.work import records
+from swarm_node.work.records import LeaseLog
 from tests.swarm_node.worker_world import World
 
 
@@ -33,10 +33,10 @@ def test_a_lease_is_known_by_all_that_it_said(tmp_path: Path) -> None:
 def test_the_files_are_read_once_and_again_when_the_older_one_is_replaced(tmp_path: Path) -> None:
     log = LeaseLog(tmp_path)
     log.record([lease(1)])
-    (tmp_path / lease_log.FILE).write_text("")
+    (tmp_path / records.FILE).write_text("")
     log.record([lease(1)])
-    assert (tmp_path / lease_log.FILE).read_text() == "", "it is known already"
-    (tmp_path / lease_log.FILE).write_text(" " * lease_log.FILE_MAX_BYTES)
+    assert (tmp_path / records.FILE).read_text() == "", "it is known already"
+    (tmp_path / records.FILE).write_text(" " * records.FILE_MAX_BYTES)
     log.record([lease(2)])
     log.record([lease(1)])
     assert log.digest_of(f"{1:032x}") == digest(lease(1).to_bytes()), "no file had it any more"
@@ -45,7 +45,7 @@ def test_the_files_are_read_once_and_again_when_the_older_one_is_replaced(tmp_pa
 def test_a_line_that_a_crash_cut_short_is_no_note_and_spoils_none(tmp_path: Path) -> None:
     log = LeaseLog(tmp_path)
     log.record([lease(1)])
-    file = tmp_path / lease_log.FILE
+    file = tmp_path / records.FILE
     file.write_text(file.read_text()[:-1])
     log.record([lease(2)])
     assert log.digest_of(f"{1:032x}") is None
@@ -61,7 +61,7 @@ def test_a_lease_that_is_offered_again_with_another_prompt_does_not_rewrite_its_
     log.record([lease(1)])  # as it was
     assert log.digest_of(f"{1:032x}") == digest(lease(1).to_bytes())
     assert log.digest_of(f"{2:032x}") is None
-    (tmp_path / lease_log.FILE).rename(tmp_path / f"{lease_log.FILE}.old")
+    (tmp_path / records.FILE).rename(tmp_path / f"{records.FILE}.old")
     with pytest.raises(LeaseClosed):
         log.record([lease(1, prompt=9)])
 
@@ -95,17 +95,17 @@ def test_what_names_no_lease_is_wrong_usage(tmp_path: Path, text: str, said: str
 
 def test_a_note_that_is_no_text_spoils_none(tmp_path: Path) -> None:
     log = LeaseLog(tmp_path)
-    (tmp_path / lease_log.FILE).write_bytes(b"\xff" * 9 + f"\n{1:032x} ".encode() + b"\xff" * 64)
+    (tmp_path / records.FILE).write_bytes(b"\xff" * 9 + f"\n{1:032x} ".encode() + b"\xff" * 64)
     log.record([lease(2)])
     assert log.digest_of(f"{2:032x}") == digest(lease(2).to_bytes())
 
 
 def test_the_notes_are_bounded_and_the_last_ones_are_there(tmp_path: Path) -> None:
     log, a_line = LeaseLog(tmp_path), 1 + 32 + 1 + 64
-    fit = lease_log.FILE_MAX_BYTES // a_line
+    fit = records.FILE_MAX_BYTES // a_line
     for start in range(0, 3 * fit, fit // 4):
         log.record([lease(number) for number in range(start, start + fit // 4)])
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * lease_log.FILE_MAX_BYTES
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * records.FILE_MAX_BYTES
     last = start + fit // 4 - 1
     for number in (last, last - fit + fit // 4):
         assert log.digest_of(f"{number:032x}") == digest(lease(number).to_bytes())

@@ -18,9 +18,9 @@ from protocol.work.lease import Lease
 from protocol.work.messages import Submission, SubmissionReply, Verdict
 from swarm_node.commands import why
 from swarm_node.ledger.receipts import Claims
-from swarm_node.work import rejections as keeping
+from swarm_node.work import records as keeping
 from swarm_node.work.outbox import Outbox
-from swarm_node.work.rejections import Rejections
+from swarm_node.work.records import Rejections
 from swarm_node.work.sender import Sender
 from swarm_node.work.verdicts import VerdictRecorder
 from tests.swarm_node.commands.test_words import STEERING

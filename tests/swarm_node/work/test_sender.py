@@ -18,7 +18,7 @@ from protocol.work.messages import Submission, SubmissionReply, Verdict
 from protocol.work.rollout import RolloutClaim, Sample, pack_tokens
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work.outbox import Outbox
-from swarm_node.work.rejections import Rejections
+from swarm_node.work.records import Rejections
 from swarm_node.work.sender import BEGIN_S, ROLLOUTS_PER_REQUEST, Sender
 from swarm_node.work.verdicts import VerdictRecorder
 from tests.swarm_node.worker_world import settled

@@ -9,7 +9,7 @@ from protocol.wire.signing import NodeKey
 from protocol.work.messages import Verdict
 from swarm_node.ledger.receipts import Claims
 from swarm_node.work.outbox import Outbox
-from swarm_node.work.rejections import Rejections
+from swarm_node.work.records import Rejections
 from swarm_node.work.verdicts import ANSWERS_MAX, LATE_MAX, REJECTIONS_MAX, Guard, RejectedTooOften, VerdictRecorder
 
 pytestmark = pytest.mark.trio

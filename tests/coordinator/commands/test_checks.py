@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.base.ports import find_holder
+from coordinator.commands.checks import find_holder
 
 HOLDS = """
 import socket, sys

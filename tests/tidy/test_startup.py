@@ -115,7 +115,7 @@ def test_the_operators_token_is_not_sent_to_a_proxy(tmp_path: Path, monkeypatch:
 
 
 def test_ctrl_c_while_pydantic_builds_a_class_is_a_keyboard_interrupt() -> None:
-    """It raises an error of its own then, whose traceback fills the terminal."""
+    """Pydantic raises an error of its own then, whose traceback fills the terminal."""
     with pytest.raises(KeyboardInterrupt), quick_imports():
         raise SchemaError("Error building `literal` serializer:\n  KeyboardInterrupt: ")
     with pytest.raises(SchemaError, match="another"), quick_imports():

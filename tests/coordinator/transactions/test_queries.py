@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from coordinator.config import AuditSection
 from coordinator.store import tables
-from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import api_keys, queries, query_answers
 from coordinator.transactions import leases as lease_table
 from coordinator.transactions.queries import Query
@@ -84,15 +83,6 @@ def test_a_query_is_leased_before_all_groups_and_its_answer_can_be_read(world: W
     assert unpack_logprobs(sample.logprobs).tolist() == [-0.25] * 2
     assert (found.version, found.claims) == (1, (world.rows(tables.rollouts)[0]["claim_id"],))
     assert not asked_in(world.offer(node, groups=3).leases), "it was answered"
-
-
-def test_a_finished_round_refuses_queries_at_once(world: World) -> None:
-    """Nobody would answer: its nodes end."""
-    key = new_key(world)
-    world.run(set_fact, FINISHED, True)
-    with pytest.raises(NotFound, match="finished"):
-        ask(world, key)
-    assert shown(world)["reserved_micros"] == 0
 
 
 def test_an_answer_is_paid_and_never_trained_on(world: World) -> None:

@@ -196,7 +196,7 @@ def _take_along(copy: Path, contents: Contents, partial: Path, tell: Tell) -> No
 
 def _not_taken(folder: Path) -> Callable[[str, list[str]], set[str]]:
     """Return a filter for names in a round's folder that are created again, or come from the copy."""
-    made_again = {*NOT_SAVED} - {"resolved.json"}
+    made_again = {*NOT_SAVED} - {"resolved.json", "uploads"}
 
     def ignore(place: str, names: list[str]) -> set[str]:
         at_top = Path(place) == folder

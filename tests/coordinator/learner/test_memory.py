@@ -247,7 +247,7 @@ WORDS: dict[str, Any] = {**SMALL, "vocab_size": 65536, "hidden_size": 64, "pad_t
 
 
 def test_an_update_holds_one_gradient_of_a_tied_vocabulary_beside_the_sum(tmp_path: Path) -> None:
-    """From the second piece on: the sum of all pieces, the gradient of this one, and some logits."""
+    """A second piece holds the sum of all pieces, its own gradient, and some logits."""
     config = Qwen3Config(**WORDS, head_dim=16, tie_word_embeddings=True)
     policy = trained(
         make_start(tmp_path / "start", config, dtype=torch.float32), replace(SETTINGS, micro_batch_tokens=12)

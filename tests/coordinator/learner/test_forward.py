@@ -18,6 +18,7 @@ from coordinator.model.packing import imitating_card
 from protocol.errors import ConfigInvalid
 from tests.architectures import zoo
 from tests.coordinator.learner.groups import UNEQUAL, group
+from tests.live_bytes import live_bytes
 
 PLAIN = TrainSettings(learning_rate=0.0)
 HEAVY = (group(0, [19, 20, 31], [([21] * 30 + [2], [-1.0] * 31, 0.0)] * 15 + [([21] * 2000, [-1.0] * 2000, 1.0)]),)
@@ -232,6 +233,17 @@ def test_chunks_of_a_head_that_learns_grow_with_its_gradient(vocabulary: int, wi
     assert chunk_rows(weight, learns=True) == rows
     assert chunk_rows(weight, learns=False) == CHUNK_BYTES // (4 * vocabulary)
     assert 4 * rows * vocabulary <= max(CHUNK_BYTES, weight.nbytes // 8)
+
+
+def test_the_gradient_of_the_head_holds_one_chunk_of_logits(monkeypatch: Any) -> None:
+    vocabulary, chunk = 4096, 4 * 4096 * 64
+    monkeypatch.setattr("coordinator.model.head.CHUNK_BYTES", chunk)  # 64 states; 64 MiB would make the test slow
+    hidden, weight = torch.randn(256, 4).requires_grad_(), torch.randn(vocabulary, 4).requires_grad_()
+    source, tokens = torch.arange(256), torch.arange(256)
+    found, _ = selected_logprobs(hidden, weight, source, tokens, temperature=1.0, dtype=torch.float32)
+    with live_bytes() as count:
+        found.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    assert count.peak <= 1.3 * chunk
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

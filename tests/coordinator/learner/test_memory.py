@@ -2,6 +2,8 @@
 
 import copy
 import json
+import platform
+import resource
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,6 +21,7 @@ from coordinator.learner.memory import PROCESS_BYTES, AuditorNeed, LargestBatch,
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.publication import HubFiles, scored_canary
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.loading import return_freed_memory
 from coordinator.rules.replay import Prefill
 from protocol.policy import adapter, canary
 from swarm_exact.merging import merged
@@ -225,14 +228,30 @@ def test_products_in_bf16_need_no_second_copy_of_the_weights(settings: TrainSett
     assert (held + count.peak) / policy.model.num_parameters() <= (2.5 if settings.lora_rank else 16.5)
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed blocks, and can return them")
+def test_freed_blocks_between_blocks_in_use_go_back_to_the_system() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    large = torch.ones(30 * 2**18)
+    del large  # from now on glibc keeps blocks up to this size
+    blocks = [torch.ones(2**18) for _ in range(65)]
+    del blocks[:-1]
+    before = resident()
+    return_freed_memory(torch.device("cpu"))
+    assert before - resident() >= 32 * 2**20
+
+
 WORDS: dict[str, Any] = {**SMALL, "vocab_size": 65536, "hidden_size": 64, "pad_token_id": 0}
 """A vocabulary of 16 MiB in float32, and layers of almost nothing."""
 
 
 def test_an_update_holds_one_gradient_of_a_tied_vocabulary_beside_the_sum(tmp_path: Path) -> None:
-    """From the second piece on: the sum of all pieces, the gradient of this one, and some logits."""
+    """A second piece holds the sum of all pieces, its own gradient, and some logits."""
     config = Qwen3Config(**WORDS, head_dim=16, tie_word_embeddings=True)
-    policy = trained(make_start(tmp_path / "start", config, dtype=torch.float32), replace(SETTINGS, micro_batch_tokens=12))
+    policy = trained(
+        make_start(tmp_path / "start", config, dtype=torch.float32), replace(SETTINGS, micro_batch_tokens=12)
+    )
     vocabulary = 4 * config.vocab_size * config.hidden_size
     with live_bytes() as count:
         policy.train_step(UNEQUAL)

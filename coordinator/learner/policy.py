@@ -47,7 +47,7 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import Tensors, collate, minibatches, pieces
 from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported, sums_in_order
-from coordinator.model.loading import keep_as_published, load_model, return_freed_memory, share_tied_gradient
+from coordinator.model.loading import keep_as_published, load_model, return_freed_memory
 from coordinator.model.lora import TARGETS, Adapters
 from protocol.policy import adapter, canary
 from protocol.work.learning import TrainingGroup
@@ -117,8 +117,6 @@ class TrainedPolicy:
         model = load_model(folder, lay_out).to(self._ranks.device)
         self._ranks.forward(model, completion_logprobs)
         prepare(model, gradient_checkpointing=self._settings.gradient_checkpointing)
-        if trained and self._ranks.size == 1:
-            share_tied_gradient(model)
         return_freed_memory(self._ranks.device)
         return model
 

@@ -24,9 +24,6 @@ Each chunk reads and writes that whole gradient, so few chunks are faster. The g
 more rarely matters. The size depends on shapes only, so an update does not depend on a card's free memory.
 """
 
-PENDING = "pending_gradient"
-"""The attribute of a weight that is also the embedding: the gradient from here, which the embedding adds its own to."""
-
 
 def body_of(model: Any) -> Any:
     """Return the part of a causal model that computes its last states."""
@@ -149,8 +146,6 @@ class _SelectedLogprobs(torch.autograd.Function):
             if to_weight is not None:
                 to_weight.addmm_(slopes.T.to(weight.dtype), hidden[rows].to(weight.dtype))
             del logits, slopes, cap_slope  # before the next chunk is computed
-        if PENDING in vars(weight):  # see `loading.share_tied_gradient`
-            setattr(weight, PENDING, to_weight)
         return to_hidden, to_weight, None, None, None, None, None, None
 
 

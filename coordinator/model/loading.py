@@ -7,8 +7,6 @@
 - Weights in training are float32. Matrices that are not trained (the base of adapters, the reference policy) keep the
   type in which they were published, and are widened one at a time while they are used: the numbers are the same, in
   half the memory.
-- On the CPU, an embedding that is also the output layer adds its gradient to that of the output layer: a second one of
-  the vocabulary's size would be the peak of an update.
 """
 
 import ctypes
@@ -24,7 +22,6 @@ from torch.nn.functional import linear
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from coordinator.model.head import PENDING
 from protocol.errors import ConfigInvalid
 
 
@@ -111,44 +108,6 @@ class _Widened(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return gradient @ weight.to(gradient.dtype), None, None
-
-
-def share_tied_gradient(model: Any) -> None:
-    """Add the gradient of a tied embedding to the rows of the output layer's, which autograd holds until then."""
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    if type(embedding) is nn.Embedding and output.weight is embedding.weight and embedding.weight.device.type == "cpu":
-        embedding.forward = partial(_tied_embedding, embedding)  # type: ignore[method-assign]  # of this one alone
-
-
-def _tied_embedding(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
-    if not torch.is_grad_enabled():
-        return nn.Embedding.forward(module, tokens)
-    setattr(module.weight, PENDING, None)  # the output layer, whose backward pass is earlier, fills it in
-    states: torch.Tensor = _TiedEmbedding.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        tokens, module.weight, module.padding_idx
-    )
-    return states
-
-
-class _TiedEmbedding(torch.autograd.Function):
-    """An embedding that adds its gradient to the pending one of the output layer, with the same sums to the bit."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, padding: int | None) -> torch.Tensor:
-        ctx.save_for_backward(tokens, weight)
-        ctx.padding = -1 if padding is None else padding
-        return torch.nn.functional.embedding(tokens, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor | None, None]:
-        tokens, weight = ctx.saved_tensors
-        pending = vars(weight).pop(PENDING, None)
-        own = torch.zeros_like(weight) if pending is None else None  # the output layer was not computed by `Head`
-        learns = tokens != ctx.padding
-        different, row = torch.unique(tokens[learns], return_inverse=True)
-        rows = gradient.new_zeros(len(different), weight.shape[1]).index_add_(0, row, gradient[learns])
-        (pending if own is None else own).index_add_(0, different, rows)
-        return None, own, None
 
 
 def return_freed_memory(device: torch.device) -> None:

@@ -242,33 +242,6 @@ def test_freed_blocks_between_blocks_in_use_go_back_to_the_system() -> None:
     assert before - resident() >= 32 * 2**20
 
 
-WORDS: dict[str, Any] = {**SMALL, "vocab_size": 65536, "hidden_size": 64, "pad_token_id": 0}
-"""A vocabulary of 16 MiB in float32, and layers of almost nothing."""
-
-
-def test_an_update_holds_one_gradient_of_a_tied_vocabulary_beside_the_sum(tmp_path: Path) -> None:
-    """A second piece holds the sum of all pieces, its own gradient, and some logits."""
-    config = Qwen3Config(**WORDS, head_dim=16, tie_word_embeddings=True)
-    policy = trained(
-        make_start(tmp_path / "start", config, dtype=torch.float32), replace(SETTINGS, micro_batch_tokens=12)
-    )
-    vocabulary = 4 * config.vocab_size * config.hidden_size
-    with live_bytes() as count:
-        policy.train_step(UNEQUAL)
-    assert count.peak <= 2.5 * vocabulary
-
-
-def test_a_tied_vocabulary_learns_the_same_bits_with_one_gradient_as_with_two(tmp_path: Path) -> None:
-    config = Qwen3Config(**WORDS, head_dim=16, tie_word_embeddings=True)
-    folder = make_start(tmp_path / "start", config, dtype=torch.float32)
-    shared, plain = (TrainedPolicy(folder, replace(SETTINGS, micro_batch_tokens=12)) for _ in range(2))
-    del plain.model.get_input_embeddings().forward  # torch's own again
-    for _ in range(2):
-        assert shared.train_step(UNEQUAL) == plain.train_step(UNEQUAL)
-    ours, theirs = ({name: t for name, t in each._tensors().items() if name != "random"} for each in (shared, plain))
-    assert all(torch.equal(ours[name].view(torch.int32), theirs[name].view(torch.int32)) for name in theirs)
-
-
 def test_a_base_that_is_not_trained_is_as_large_as_it_came_and_learns_the_same(tmp_path: Path) -> None:
     """Equal numbers in bf16 and in float32: what is learned beside them is bit for bit the same."""
     config, _ = FAMILIES["tied head"]

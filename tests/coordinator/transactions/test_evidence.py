@@ -32,6 +32,7 @@ ELSEWHERE = {
         errors.CheckpointInvalid, errors.ProofInvalid, errors.NotWitnessed, errors.DiskFull, errors.EngineFailed,
         errors.EngineNotStarted,
         errors.AuditFailed, errors.VerifierFailed, errors.VerifierDown, errors.Unreachable, errors.Overloaded,
+        errors.WrongAddress,
         errors.AnswerChanged, errors.ConfigInvalid, errors.FieldRefused, errors.Misdirected, errors.KeyInUse,
     )
 }  # fmt: skip

@@ -15,7 +15,7 @@ import typer
 from coordinator.commands.options import EXIT_CODES, CommandEntry, ConfigFile, SectionedGroup, Settings
 from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
 from protocol.start import quick_imports
-from protocol.text.commands import lesson
+from protocol.text.commands import lesson, unusable_file
 from protocol.text.log_lines import VARIABLE
 from protocol.text.plain import counted
 
@@ -501,6 +501,9 @@ def main() -> None:
         typer.echo(f"swarm-coordinator: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
     except OSError as error:
+        if unusable := unusable_file(error, sys.argv[1:], str(Path.cwd())):
+            typer.echo(f"swarm-coordinator: {unusable}", err=True)
+            sys.exit(1)
         if error.errno != errno.ENOSPC:
             raise
         full = DiskFull(

@@ -12,7 +12,7 @@ import typer
 
 from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
 from protocol.start import quick_imports
-from protocol.text.commands import lesson, with_option_groups
+from protocol.text.commands import lesson, unusable_file, with_option_groups
 from protocol.text.log_lines import VARIABLE
 from swarm_node.base import disk, logs
 from swarm_node.commands import agent, appeal, audit_learner, doctor, join, keys, ledger, rounds
@@ -290,6 +290,9 @@ def main() -> None:
         typer.echo(f"swarm-node: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
     except OSError as error:
+        if unusable := unusable_file(error, sys.argv[1:], str(Path.cwd())):
+            typer.echo(f"swarm-node: {unusable}", err=True)
+            sys.exit(1)
         if error.errno != errno.ENOSPC:
             raise
         full = DiskFull(

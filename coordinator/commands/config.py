@@ -10,7 +10,7 @@ from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import fixed, load, manual
 from protocol.errors import ConfigInvalid
 from protocol.text.commands import lesson
-from protocol.text.plain import counted, plural
+from protocol.text.plain import counted
 
 app = typer.Typer(help="Check and explain a round's settings.", no_args_is_help=True, add_completion=False)
 
@@ -52,7 +52,7 @@ def check(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     if wrong:
         raise ConfigInvalid(
             f"{config_file} has {counted(len(wrong), 'mistake')}.",
-            hint=f"Correct {plural(len(wrong), 'it', 'them')}, and check again.",
+            hint="Correct what is listed, and check again.",
         )
     folder = config.round.directory if config else None
     launched = folder is not None and fixed.was_launched(folder)

@@ -209,21 +209,27 @@ class Learner:
         """Wait for the next batch, train on it, and report."""
         number = self._policy.update + 1
         asked = time.monotonic()
+        # The work since the last batch arrived, without waits for the coordinator.
         busy_s = asked - self._began - (self._client.away_s - self._away_s) if self._began else 0.0
         batch = self._client.batch(number, self._check)
         self._began, self._away_s = time.monotonic(), self._client.away_s
+        wait_s = self._began - asked
         self._refresh()
-        if self._policy.update != number - 1:
+        if self._policy.update != number - 1:  # the result of a retraction was loaded, which is at another update
             return
-        wait_s, training = self._began - asked, time.monotonic()
+        began = time.monotonic()
         step = self._crew.train(batch.groups)
-        train_s = time.monotonic() - training
+        train_s = time.monotonic() - began
         self._commitments.add(batch.groups)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
         metrics |= _batch_metrics(number, batch)
-        stood_s, self._stood_s = self._stood_s, self._outgoing.waited_s
-        metrics |= {"learner/outgoing_s": self._stood_s - stood_s, "learner/wait_s": wait_s}
-        metrics |= {"learner/train_s": train_s, "learner/tokens_per_s": metrics["tokens"] / max(train_s, 1e-9)}
+        metrics |= {
+            "learner/outgoing_s": self._outgoing.waited_s - self._stood_s,
+            "learner/wait_s": wait_s,
+            "learner/train_s": train_s,
+            "learner/tokens_per_s": metrics["tokens"] / max(train_s, 1e-9),
+        }
+        self._stood_s = self._outgoing.waited_s
         if not number % EVALUATE_EVERY or number == self._last:
             metrics |= self._crew.evaluate()
         self._client.report(

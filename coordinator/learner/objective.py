@@ -6,7 +6,12 @@ With μ the version that sampled, π_old the policy before the update, π_θ the
     bypass      r_t = π_θ / μ        ρ_t = 1
     none        r_t = π_θ / π_old    ρ_t = 1, and nothing is dropped
 
-    loss = − Σ_t share_t · keep_t · (ρ_t · gain(r_t, A) − β · k3(π_ref, π_θ) + c · H(π_θ))
+    loss = − Σ_t share_t · keep_t · (ρ_t · gain_t − β · k3_t + c · H(π_θ))
+
+    ppo         gain_t = min(min(r_t, δ) · A, clip(r_t, 1 − ε, 1 + ε_high) · A)
+    cispo       gain_t = min(r_t, ε_high) · A · log π_θ, where only log π_θ has a gradient
+
+    k3_t = exp(d) − 1 − d, with d = log π_ref − log π_θ
 
 - share_t adds up to one over all tokens of the batch, dropped ones included: otherwise dropping samples would scale the
   others' gradient up. It is known before the first forward pass, so the losses of micro-batches simply add.
@@ -37,48 +42,6 @@ import torch
 from coordinator.learner.algorithm import Algorithm, Correction
 
 Metrics = dict[str, float]
-
-
-def of_distance(distance: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor) -> Metrics:
-    """Return metrics of the importance ratios; if no token is judged, those of fresh samples."""
-    judged = mask > 0
-    seen, weights = distance[judged].double(), weight[judged].double()
-    if not len(seen):
-        seen, weights = torch.zeros(1).double(), torch.ones(1).double()
-    ratio = seen.exp()
-    return {
-        "is/ratio_mean": float(ratio.mean()),
-        "is/ratio_min": float(ratio.min()),
-        "is/ratio_max": float(ratio.max()),
-        "is/ratio_p01": _quantile(ratio, 0.01),
-        "is/ratio_p99": _quantile(ratio, 0.99),
-        "is/chi2": float(ratio.square().mean()) - 1.0,
-        "is/ess": float(weights.sum().square() / (weights.square().sum() * len(weights))),
-        "is/masked_frac": 1.0 - mean(keep, mask) if bool(judged.any()) else 0.0,
-        "kl/k1": -float(seen.mean()),
-        "kl/k3": float((seen.expm1() - seen).mean()),
-    }
-
-
-def _quantile(values: torch.Tensor, share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed, as `torch.quantile` has a limit."""
-    return float(values.kthvalue(max(1, ceil(share * len(values)))).values)
-
-
-def of_clipping(clipped: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> Metrics:
-    """Return the shares clipped from below and above: clipped [N, T] or [N, 1], advantages [N, 1].
-
-    The side follows from the sign of the advantage.
-    """
-    return {
-        "clip/low": mean((clipped & (advantages < 0)).float().expand_as(mask), mask),
-        "clip/high": mean((clipped & (advantages > 0)).float().expand_as(mask), mask),
-    }
-
-
-def mean(values: torch.Tensor, mask: torch.Tensor) -> float:
-    """Return the mean over the tokens that are judged; infinite values elsewhere are ignored."""
-    return float(torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1))
 
 
 NATS_MAX = 20.0
@@ -137,17 +100,17 @@ def policy_loss(
     old = current.detach() if terms.old is None else _judged(terms.old, mask)
     distance = (old - behaviour).clamp(-NATS_MAX, NATS_MAX)  # [N, T] log π_old/μ
     proximal = behaviour if correction.mode == "bypass" else old
-    weight = _weights(distance, correction)
-    log_ratio = _at_level(current - proximal, mask, algorithm).clamp(-NATS_MAX, NATS_MAX)  # [N, T] or [N, 1]
+    weight = _weights(distance, correction)  # [N, T] ρ_t
+    log_ratio = _at_level(current - proximal, mask, algorithm).clamp(-NATS_MAX, NATS_MAX)  # [N, T] or [N, 1] log r_t
     gain, clipped = _gain(log_ratio, current, terms.advantages[:, None], algorithm)
     keep = torch.ones_like(mask) if correction.mode == "none" else kept(distance, mask, correction)
 
     loss = -(terms.shares * keep * weight * gain).sum()
-    metrics = of_distance(distance, mask, weight, keep)
-    metrics |= of_clipping(clipped, terms.advantages[:, None], mask)
+    metrics = ratio_metrics(distance, mask, weight, keep)
+    metrics |= clipping_metrics(clipped, terms.advantages[:, None], mask)
     if terms.reference is not None:
-        away = (_judged(terms.reference, mask) - current).clamp(-NATS_MAX, NATS_MAX)
-        divergence = away.expm1() - away
+        away = (_judged(terms.reference, mask) - current).clamp(-NATS_MAX, NATS_MAX)  # log π_ref/π_θ
+        divergence = away.expm1() - away  # [N, T] k3_t
         loss = loss + algorithm.beta * (terms.shares * keep * divergence).sum()
         metrics["kl/ref"] = mean(divergence.detach(), mask)
     if algorithm.entropy_bonus and entropy is not None:
@@ -180,7 +143,7 @@ def _at_level(log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm)
 def _gain(
     log_ratio: torch.Tensor, current: torch.Tensor, advantage: torch.Tensor, algorithm: Algorithm
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each token's contribution to the objective, and whether its ratio was clipped."""
+    """Return gain_t, and whether its ratio was clipped."""
     ratio = log_ratio.exp()
     if algorithm.clip == "cispo":
         truncated = ratio.detach().clamp(max=algorithm.epsilon_high)
@@ -198,3 +161,45 @@ def kept(distance: torch.Tensor, mask: torch.Tensor, correction: Correction) -> 
     sane = ((ratio >= correction.veto) & (ratio * correction.veto <= 1)).all(1)
     within = (ratio >= correction.token_low) & (ratio <= correction.token_high)
     return ((near & sane)[:, None] & within).float()
+
+
+def ratio_metrics(distance: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor) -> Metrics:
+    """Return metrics of the importance ratios; if no token is judged, those of fresh samples."""
+    judged = mask > 0
+    seen, weights = distance[judged].double(), weight[judged].double()
+    if not len(seen):
+        seen, weights = torch.zeros(1).double(), torch.ones(1).double()
+    ratio = seen.exp()
+    return {
+        "is/ratio_mean": float(ratio.mean()),
+        "is/ratio_min": float(ratio.min()),
+        "is/ratio_max": float(ratio.max()),
+        "is/ratio_p01": _quantile(ratio, 0.01),
+        "is/ratio_p99": _quantile(ratio, 0.99),
+        "is/chi2": float(ratio.square().mean()) - 1.0,
+        "is/ess": float(weights.sum().square() / (weights.square().sum() * len(weights))),
+        "is/masked_frac": 1.0 - mean(keep, mask) if bool(judged.any()) else 0.0,
+        "kl/k1": -float(seen.mean()),
+        "kl/k3": float((seen.expm1() - seen).mean()),
+    }
+
+
+def _quantile(values: torch.Tensor, share: float) -> float:
+    """Return the smallest value that at least `share` of the values do not exceed, as `torch.quantile` has a limit."""
+    return float(values.kthvalue(max(1, ceil(share * len(values)))).values)
+
+
+def clipping_metrics(clipped: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> Metrics:
+    """Return the shares clipped from below and above: clipped [N, T] or [N, 1], advantages [N, 1].
+
+    The side follows from the sign of the advantage.
+    """
+    return {
+        "clip/low": mean((clipped & (advantages < 0)).float().expand_as(mask), mask),
+        "clip/high": mean((clipped & (advantages > 0)).float().expand_as(mask), mask),
+    }
+
+
+def mean(values: torch.Tensor, mask: torch.Tensor) -> float:
+    """Return the mean over the tokens that are judged; infinite values elsewhere are ignored."""
+    return float(torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1))

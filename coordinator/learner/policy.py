@@ -161,20 +161,18 @@ class TrainedPolicy:
     def _train_step(self, groups: Sequence[TrainingGroup]) -> UpdateResult:
         data = collate(groups)
         terms = self._terms(data)
-        entropy = torch.zeros_like(data.mask)
+        entropy = torch.zeros_like(data.mask)  # [N, T] of π_old; filled in by the pass that computes log π_old
         parts = minibatches(data, self._settings.algorithm.minibatches)
-        if len(parts) > 1:  # otherwise the first pass computes it
+        if len(parts) > 1:  # the first step changes the policy before the other parts are computed
             terms = replace(terms, old=self.logprobs(data, entropy))
-        old = torch.zeros_like(data.mask) if terms.old is None else terms.old.clone()  # [N, T] log π_old
-        current = old  # [N, T] log π_θ
+        current = torch.zeros_like(data.mask) if terms.old is None else terms.old  # [N, T] the last log π_θ
         rate = self._settings.rate(self.update, self.steps)
         norms, skipped, empty = list[float](), 0, 0
         for part in parts * self._settings.num_iterations:
             self._optimizer.zero_grad()
             logprobs = self._gradient(data, self._minibatch_terms(terms, part), part, entropy)
-            if terms.old is None:
+            if terms.old is None:  # before the first step of the only part, π_θ is π_old
                 terms = replace(terms, old=logprobs)
-                old = logprobs
             current = torch.where(part[:, None], logprobs, current)
             norm = self._ranks.clip(list(self._trained.values()), self._settings.max_grad_norm)
             norms.append(norm)
@@ -197,7 +195,8 @@ class TrainedPolicy:
             "entropy": mean(entropy, data.mask),
             **self._batch_metrics(data, terms.advantages, len(groups)),
         }
-        return UpdateResult(metrics, _distances(groups, data, old))
+        assert terms.old is not None
+        return UpdateResult(metrics, _distances(groups, data, terms.old))
 
     def _batch_metrics(self, data: Tensors, advantages: torch.Tensor, groups: int) -> Metrics:
         """Return the rewards of a batch, how many samples teach, and their lengths in drawn tokens."""
@@ -263,10 +262,12 @@ class TrainedPolicy:
     def _gradient(self, data: Tensors, terms: LossTerms, part: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
         """Add up the gradients of the pieces of some samples: → [N, T] log π_θ of these samples.
 
-        Samples with an advantage of zero, and the entropy, are computed only if π_old is not known yet.
+        If log π_old is not known yet, this pass is the one that computes it: it also scores the samples that have no
+        gradient, and fills in the entropy.
         """
         settings, first = self._settings, terms.old is None
         table = torch.zeros_like(data.mask)
+        # Without an advantage, only the divergence from the reference and the entropy bonus have a gradient.
         all_teach = terms.reference is not None or settings.algorithm.entropy_bonus > 0
         teaches = (terms.advantages != 0) | all_teach
         passes = ((True, part & teaches), (False, part & ~teaches)) if first else ((True, part & teaches),)

@@ -177,6 +177,8 @@ def configuration_file(model: ModelSection) -> Path | None:
     """Return the config.json of a policy that is not embedded; from the hub, only this file is downloaded."""
     if model.path == EMBEDDED:
         return None
+    if not model.path.startswith(HUB):
+        _require_folder(Path(model.path), f"model.path {model.path}")
     file = _downloaded_configuration(model) if model.path.startswith(HUB) else Path(model.path) / "config.json"
     if not file.is_file() or file.stat().st_size > limits.POLICY_CONFIG_MAX_BYTES:
         raise ConfigInvalid(f"model.path {model.path} has no readable config.json.")
@@ -240,9 +242,7 @@ def is_name_on_hub(place: str) -> bool:
 
 def require(source: Path, name: str) -> None:
     """Refuse a folder that is incomplete, before anything is started on it."""
-    if not source.is_dir():
-        hub = f"For a model on the hub, write {HUB}{source}. " if is_name_on_hub(str(source)) else ""
-        raise ConfigInvalid(f"{name} does not exist.", hint=f"{hub}Relative paths start at the current folder.")
+    _require_folder(source, name)
     for needed in ("config.json", "tokenizer.json"):
         if not (source / needed).is_file():
             raise ConfigInvalid(f"{name} is not a folder in hub format: it has no {needed}.")
@@ -257,3 +257,9 @@ def require(source: Path, name: str) -> None:
         )
     require_text(ModelSection(path=str(source)), lambda each: (source / each).read_bytes())
     require_usable(ModelSection(path=str(source)))
+
+
+def _require_folder(source: Path, name: str) -> None:
+    if not source.is_dir():
+        hub = f"For a model on the hub, write {HUB}{source}. " if is_name_on_hub(str(source)) else ""
+        raise ConfigInvalid(f"{name} does not exist.", hint=f"{hub}Relative paths start at the current folder.")

@@ -100,6 +100,7 @@ def pieces(
 
     most = tokens_max or sum(length + len(data.prompts[owner]) for _, owner, length, _ in samples)
     wanted = hands * ceil(len(cut(most)) / hands)
+    # The smallest bound that gives no more pieces than wanted makes them of about the same size.
     least = bisect_left(range(most), True, key=lambda size: len(cut(size)) <= wanted)
     return [torch.tensor(piece).sort().values for piece in cut(least)]
 

@@ -111,6 +111,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             logprobs[pairs] = logits[within, tokens[pairs]] - total[rows][within]
             expected = (logits - total[rows, None]).exp_().mul_(logits).sum(1)
             entropy[rows] = total[rows] - expected
+            del logits  # before the next chunk is computed
         ctx.save_for_backward(hidden, weight, source, tokens, total, entropy)
         ctx.temperature, ctx.dtype, ctx.cap, ctx.entropy_gradient = temperature, dtype, cap, entropy_gradient
         if not entropy_gradient:
@@ -119,25 +120,32 @@ class _SelectedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of `hidden` and `weight`.
+
+        For each state, with p its probabilities, H its entropy, and m the tokens that it predicts:
+
+            ∂loss/∂logit_v = Σ_m gradient_m · (1[v = token_m] − p_v) − of_entropy · p_v · (log p_v + H)
+        """
         hidden, weight, source, tokens, total, entropy = ctx.saved_tensors
         head = weight.to(ctx.dtype)
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        of_row = torch.zeros_like(total).index_add_(0, source, gradient)  # [R]
+        of_row = torch.zeros_like(total).index_add_(0, source, gradient)  # [R] Σ_m gradient_m
         for rows, pairs in _chunks(len(hidden), ctx.chunk_rows, source):
             logits = _logits(hidden[rows], head, ctx.temperature, ctx.dtype, ctx.cap)
-            slope = 1.0 - (logits * (ctx.temperature / ctx.cap)) ** 2 if ctx.cap else 1.0
-            away = logits.sub_(total[rows, None])  # [rows, V] log p
+            cap_slope = 1.0 - (logits * (ctx.temperature / ctx.cap)) ** 2 if ctx.cap else 1.0
+            slopes = logits.sub_(total[rows, None])  # [rows, V] log p, changed in place to ∂loss/∂logit
             factor = -of_row[rows, None]
-            if ctx.entropy_gradient:  # dH/dlogit = −p · (log p + H); this needs one more chunk of logits in memory
-                surprise = away + entropy[rows, None]
+            if ctx.entropy_gradient:  # this needs one more chunk of logits in memory
+                surprise = slopes + entropy[rows, None]
                 factor = surprise.mul_(of_entropy[rows, None]).neg_().add_(factor)
-            away = away.exp_().mul_(factor)  # −p · Σ gradient
-            away.index_put_((source[pairs] - rows.start, tokens[pairs]), gradient[pairs], accumulate=True)
-            away = away.div_(ctx.temperature).mul_(slope).to(ctx.dtype)
-            to_hidden[rows] = (away @ head).to(hidden.dtype)
+            slopes = slopes.exp_().mul_(factor)
+            slopes.index_put_((source[pairs] - rows.start, tokens[pairs]), gradient[pairs], accumulate=True)
+            slopes = slopes.div_(ctx.temperature).mul_(cap_slope).to(ctx.dtype)
+            to_hidden[rows] = (slopes @ head).to(hidden.dtype)
             if to_weight is not None:
-                to_weight.addmm_(away.T.to(weight.dtype), hidden[rows].to(weight.dtype))
+                to_weight.addmm_(slopes.T.to(weight.dtype), hidden[rows].to(weight.dtype))
+            del logits, slopes, cap_slope  # before the next chunk is computed
         return to_hidden, to_weight, None, None, None, None, None, None
 
 

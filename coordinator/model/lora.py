@@ -8,7 +8,7 @@
   the merged weights, W + (α / r) · B A, which a node loads like any others.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,17 +24,22 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 """The linear layers of the Llama family and of Phi-3, as peft names them: the default of `learner.lora_targets`."""
 
 
-def stored_name(model: Any, weight: str) -> str | None:
-    """Return a weight's name in the files of a policy; None if they hold it in another form."""
-    shape = model.get_parameter(weight).shape
-    stored = revert_weight_conversion(model, {weight: torch.empty(shape, device="meta")})
-    return next((name for name, part in stored.items() if part.shape == shape), None) if len(stored) == 1 else None
+def stored_names(model: Any, weights: Iterable[str]) -> dict[str, str]:
+    """Return the names of weights in the files of a policy, without weights that the files hold in another form.
+
+    One call for all weights: of a model that was not loaded from files, transformers lists all modules in each call.
+    """
+    shapes = {name: model.get_parameter(name).shape for name in weights}
+    parts = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    names = {id(part): name for name, part in parts.items()}  # a part that is only renamed stays the same object
+    stored = revert_weight_conversion(model, parts)
+    return {names[id(part)]: name for name, part in stored.items() if id(part) in names}
 
 
 def weights_by_stored_name(model: Any) -> dict[str, torch.Tensor]:
     """Return the weights that may have an adapter, by their names in the files of a policy."""
-    weights = ((stored_name(model, f"{name}.weight"), model.get_parameter(f"{name}.weight")) for name in _linear(model))
-    return {name: weight for name, weight in weights if name}
+    stored = stored_names(model, [f"{name}.weight" for name in _linear(model)])
+    return {name: model.get_parameter(weight) for weight, name in stored.items()}
 
 
 def _linear(model: Any) -> list[str]:
@@ -66,8 +71,8 @@ class Adapters(nn.Module):
         self._scale = alpha / rank
         self._silent = False
         targeted = [name for name in _linear(model) if name.rpartition(".")[2] in targets]
-        stored = {name: stored_name(model, f"{name}.weight") for name in targeted}
-        self._names = [name for name in stored if stored[name]]
+        stored = stored_names(model, [f"{name}.weight" for name in targeted])
+        self._names = [name for name in targeted if f"{name}.weight" in stored]
         if not self._names:
             raise ConfigInvalid(
                 f"Adapters cannot be added to a {model.config.model_type} model: it has no linear layer called "
@@ -78,7 +83,7 @@ class Adapters(nn.Module):
         """The share of the numbers in the model's matrices that is in adapted ones."""
         if self.coverage < coverage_min:
             raise self._too_few(model, coverage_min)
-        self._stored = [str(stored[name]) for name in self._names]
+        self._stored = [stored[f"{name}.weight"] for name in self._names]
         self._of_weight = {f"{name}.weight": index for index, name in enumerate(self._names)}
         self._rounding = rounding
         model.requires_grad_(False)

@@ -26,6 +26,7 @@ import sqlalchemy as sa
 
 from coordinator.rules.lifecycle import GroupState, RolloutState
 from coordinator.rules.prompt_refs import QUERY
+from coordinator.store.facts import FINISHED, get_fact
 from coordinator.store.tables import (
     IN_NO_BATCH,
     IS_OPEN,
@@ -44,7 +45,7 @@ from coordinator.transactions.api_keys import KeyUsage
 from coordinator.transactions.leases import LeaseTerms
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
-from protocol.errors import OutOfOrder, Overloaded
+from protocol.errors import NotFound, OutOfOrder, Overloaded
 from protocol.work.lease import Lease
 from protocol.work.rollout import pack_tokens
 
@@ -237,6 +238,10 @@ def ask(
     `dearest_price` is the highest price that the round pays, any bonus included.
     """
     number = api_keys.number_of(connection, key, now_ms=now_ms)
+    if get_fact(connection, FINISHED):
+        raise NotFound(
+            "The round is finished, and its nodes have left.", hint="Ask its operator for the exported policy."
+        )
     _end_forgotten(connection, now_ms)
     _require_room(connection, number, len(asked), open_max, key_open_max)
     ends = _ends_of_numbers(connection).single_row()

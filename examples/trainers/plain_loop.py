@@ -15,14 +15,15 @@ from transformers import AutoModelForCausalLM
 
 from echo_swarm import Rollout, Swarm
 
-STEPS, PROMPTS, SAMPLES, CLIP = 30, 16, 16, 0.2
+STEPS, PROMPTS, SAMPLES, RATE, CLIP = 60, 32, 16, 2e-4, 0.2
+SHOWN = 10  # sums differ in difficulty, so the reward of one step says little
 
 
 def main(url: str, key: str, folder: str, steps: int = STEPS) -> None:
     """Train the policy of `folder` on sums, and print the mean reward of each step."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-5, weight_decay=0.0)
-    draw = random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    draw, seen = random.Random(0), list[float]()
     with Swarm(url, key) as swarm:
         for step in range(1, steps + 1):
             sums = [(draw.randint(0, 99), draw.randint(0, 99)) for _ in range(PROMPTS)]
@@ -38,7 +39,9 @@ def main(url: str, key: str, folder: str, steps: int = STEPS) -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             version = swarm.publish(model)
-            print(f"step {step} reward {rewards.mean():.3f} version {version}", flush=True)
+            seen.append(float(rewards.mean()))
+            lately = sum(seen[-SHOWN:]) / len(seen[-SHOWN:])
+            print(f"step {step} reward {seen[-1]:.3f}, of the last {SHOWN} {lately:.3f}, version {version}", flush=True)
 
 
 def loss(model: torch.nn.Module, rollouts: list[Rollout], advantages: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,14 @@
-"""Commands of both programs: groups of options, and the end of a help text.
+"""Commands of both programs: groups of options, the end of a help text, and files that cannot be used.
 
 - A parameter whose type is a dataclass stands for the options that are its fields.
 - A field is an option as a parameter would be: its name, its type with `typer.Option` in `Annotated`, its default.
 - The options stand where the group stands in the signature; several commands may have the same group.
 """
 
+import errno
 import inspect
-from collections.abc import Callable, Iterator
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Any, get_type_hints
@@ -42,6 +44,30 @@ def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
         )
+
+
+UNUSABLE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+     errno.ENAMETOOLONG}
+)  # fmt: skip
+"""Reasons for which a file or folder that a command line names cannot be read or written."""
+
+
+def unusable_file(error: OSError, words: Sequence[str], folder: str) -> str:
+    """Return the message about a file that the words of a command line name; empty for any other error.
+
+    The error may name the file, one beside or below it, or a folder above it. Words are relative to `folder`.
+    """
+    if error.errno not in UNUSABLE or not isinstance(error.filename, str):
+        return ""
+    file = posixpath.normpath(posixpath.join(folder, error.filename))
+    paths = (word.partition("=")[2] if word.startswith("-") else word for word in words)
+    for path in filter(None, paths):
+        named = posixpath.normpath(posixpath.join(folder, path))
+        is_beside = posixpath.dirname(file) == posixpath.dirname(named)
+        if is_beside or file.startswith(f"{named}/") or named.startswith(f"{file}/"):
+            return f"Cannot use {error.filename}: {error.strerror}."
+    return ""
 
 
 def lesson(example: str, then: str, codes: str) -> str:

@@ -326,7 +326,7 @@ def test_a_full_disk_leaves_no_backup(saved: Path, tiny_disk: Path) -> None:
 def test_a_round_whose_disk_is_full_is_saved_on_another_disk(
     saved: Path, small_disk: Path, tmp_path: Path, name: str
 ) -> None:
-    """An operator wants a backup most then: before anything is deleted."""
+    """An operator wants a backup then: before anything is deleted."""
     shutil.copytree(saved / "gone", small_disk / "round")
     with suppress(OSError), (small_disk / "rest").open("wb") as rest:
         while True:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 from coordinator.config import ModelSection, parse
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.settings import TrainSettings
-from coordinator.learner.start import place, require_here, require_text, text_reader, warnings
+from coordinator.learner.start import configuration_file, place, require_here, require_text, text_reader, warnings
 from coordinator.model.loading import load_model
 from coordinator.service.round import Round
 from protocol.errors import ConfigInvalid
@@ -106,6 +106,12 @@ def test_a_policy_of_the_hub_comes_from_its_cache(hub_cache: Path, policy_folder
 def test_a_policy_that_is_not_there_is_named(hub_cache: Path, tmp_path: Path, path: str, said: str) -> None:
     with pytest.raises(ConfigInvalid, match=said):
         place(ModelSection(path=path), tmp_path / "start", seed=0)
+
+
+def test_a_name_on_the_hub_without_its_prefix_is_answered_with_the_prefix_also_where_memory_is_planned() -> None:
+    with pytest.raises(ConfigInvalid, match="does not exist") as refused:
+        configuration_file(ModelSection(path="Qwen/Qwen3-4B"))
+    assert refused.value.hint.startswith("For a model on the hub, write hf://Qwen/Qwen3-4B.")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Refunds to a key for an answer that no caller has and that is void."""
+"""Answers that a key does not pay for: those that no caller has and that are void, and those that nobody will give."""
 
 from pathlib import Path
 
@@ -7,7 +7,9 @@ import sqlalchemy as sa
 
 from coordinator.config import AuditSection
 from coordinator.store import tables
+from coordinator.store.facts import FINISHED, set_fact
 from coordinator.transactions import queries
+from protocol.errors import NotFound
 from tests.coordinator.transactions.test_queries import ask, asked_in, new_key, respond, shown
 from tests.coordinator.world import END, MAX_NEW, World, fragment
 
@@ -58,3 +60,12 @@ def test_of_two_answers_that_cost_more_than_was_reserved_only_what_is_certain_is
         world.run(queries.refund_void, [claims[node.node_id]])
         spent -= micros
         assert shown(world)["spent_micros"] == spent
+
+
+def test_a_finished_round_refuses_queries_at_once(world: World) -> None:
+    """Nobody would answer: its nodes end."""
+    key = new_key(world)
+    world.run(set_fact, FINISHED, True)
+    with pytest.raises(NotFound, match="finished"):
+        ask(world, key)
+    assert shown(world)["reserved_micros"] == 0

@@ -1,5 +1,7 @@
-"""A group of options is a dataclass: its fields are options of the command, and the command receives it filled."""
+"""Groups of options are dataclasses whose fields are options; a file that cannot be used is named without traceback."""
 
+import errno
+import os
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -7,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from protocol.text.commands import with_option_groups
+from protocol.text.commands import unusable_file, with_option_groups
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,27 @@ def test_help_lists_the_options_where_the_group_stands() -> None:
     said = call("--help")[1]
     places = [said.index(word) for word in ("Paint a wall.", "--coats", "Width in metres.", "Height in", "--colour")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "says"),
+    [
+        ("/ro/target", ["export", "round.toml", "/ro/target"], "Cannot use /ro/target: Read-only file system."),
+        ("/ro/.target.partial", ["backup", "round.toml", "/ro/target"], "Cannot use /ro/.target.partial"),
+        ("/ro", ["--svg=/ro/charts"], "Cannot use /ro: "),
+        ("/ro/target/inner", ["--save", "/ro/target"], "Cannot use /ro/target/inner"),
+        ("here/x", ["--save", "here"], "Cannot use here/x"),
+        ("/lib/module", ["export", "round.toml", "--json", "/ro/target"], ""),
+        ("/cwd/below/x", ["--json", "--svg="], ""),
+    ],
+)
+def test_only_files_that_the_command_line_names_are_the_users(file: str, words: list[str], says: str) -> None:
+    said = unusable_file(OSError(errno.EROFS, os.strerror(errno.EROFS), file), words, "/cwd")
+    assert said.startswith(says)
+    assert bool(said) == bool(says)
+
+
+def test_a_broken_disk_and_an_error_without_a_file_keep_their_traceback() -> None:
+    assert unusable_file(OSError(errno.EIO, "I/O error", "/ro/x"), ["/ro/x"], "/cwd") == ""
+    assert unusable_file(ConnectionRefusedError(errno.ECONNREFUSED, "refused"), ["/ro/x"], "/cwd") == ""
+    assert unusable_file(PermissionError(errno.EACCES, "denied"), ["/ro/x"], "/cwd") == ""

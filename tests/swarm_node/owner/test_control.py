@@ -264,7 +264,7 @@ async def test_the_socket_is_its_owners_alone_and_gone_with_the_agent(tmp_path: 
 
 
 async def test_an_agent_that_starts_or_ends_is_told_from_none(tmp_path: Path) -> None:
-    """The engine takes seconds to end, and until then no record says why it ended."""
+    """An engine takes seconds to end, and until then no record says why the agent ended."""
     identity.load_or_create(tmp_path / identity.FILE)
     with identity.only_agent(tmp_path), pytest.raises(NoAgent, match="is starting or stopping"):
         await ask(tmp_path, "status")

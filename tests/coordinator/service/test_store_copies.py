@@ -61,7 +61,7 @@ def test_a_copy_is_restored_with_the_rest_of_its_round(copied: Path, tmp_path: P
     (round_ / "state.db").write_bytes(b"half migrated")
     (round_ / "state.db-wal").unlink(missing_ok=True)
     restore(copied, new)
-    for name in ("keys", "metadata", "blobs", "uploads", "mine"):
+    for name in ("keys", "metadata", "blobs", "mine"):
         files = {path.relative_to(round_ / name) for path in (round_ / name).rglob("*") if path.is_file()}
         assert {path.relative_to(new / name) for path in (new / name).rglob("*") if path.is_file()} == files
     assert (new / "operator.token").read_text() == (round_ / "operator.token").read_text()

@@ -266,7 +266,7 @@ class TestStrangers:
 
     async def test_garbage_is_refused_at_every_address(self, served: Served) -> None:
         await served.publish()
-        for path in addresses(nodes.routes):
+        for path in set(addresses(nodes.routes)) - {"/v1/probe/upload"}:  # whose body is any bytes
             for data in (b"", b"{}", b"\xc1", b"\xdd\xff\xff\xff\xff"):
                 response = await served.post(path, data)
                 assert response.status in (400, 413)

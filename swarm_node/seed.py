@@ -2,8 +2,9 @@
 
 - The coordinator writes the folder, and new chunks are served as soon as they appear. The seeder only reads it, but
   removes a damaged chunk: so the next version that has the chunk writes it again.
-- The first JSON line on stdout reports that it is ready, its id and its addresses; later lines report the bytes sent in
-  its best recent second. No receiver can measure that: a receiver may be limited by its own link.
+- The first JSON line on stdout reports that it is ready, its id and its addresses. Later lines report the peers that
+  received chunks, and the bytes sent in its best recent second. No receiver can measure that: a receiver may be limited
+  by its own link.
 - It ends when stdin reaches its end (the parent has ended) or on SIGINT or SIGTERM, without an error, within 1 s.
 """
 
@@ -39,21 +40,28 @@ async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
             server = ChunkServer(BlobStore(blobs_dir))
             running.serve(server.handle)
             _report({"peer_id": running.node_id, "addrs": list(running.addresses)})
-            nursery.start_soon(_report_deliveries, server)
+            nursery.start_soon(_report_served, server)
+            nursery.start_soon(_report_best_second, server)
             nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
             async for _ in signals:
                 nursery.cancel_scope.cancel()
 
 
-async def _report_deliveries(server: ChunkServer) -> None:
-    """Report every second the peers that received chunks, and the best second so far if it has changed."""
+async def _report_served(server: ChunkServer) -> None:
+    """Report the peers that received chunks: at once, for the next version may come soon; then once a second."""
+    while True:
+        await server.wait_served()
+        _report({"served": server.report_served(SERVED_MAX)})
+        await trio.sleep(1.0)
+
+
+async def _report_best_second(server: ChunkServer) -> None:
+    """Report the best second so far if it has changed."""
     best = reported = 0.0
     before, since = server.bytes_sent, trio.current_time()
     while True:
         await trio.sleep(1.0)  # the second that is measured
         sent, now = server.bytes_sent, trio.current_time()
-        if served := server.report_served(SERVED_MAX):
-            _report({"served": served})
         if sent > before:
             best = max((sent - before) / (now - since), FADING * best)
             if abs(best - reported) > TOLD_CHANGE * reported:

@@ -87,6 +87,7 @@ class ChunkServer:
         self.bytes_sent = 0
         self._served: dict[NodeId, None] = {}
         """Peers that received chunks since the last report."""
+        self._delivered = trio.Event()
         self.takers: dict[Link, trio.CancelScope] = {}
         """Links with a send under way."""
         self._cut_at = -math.inf
@@ -98,8 +99,15 @@ class ChunkServer:
         """Record that a peer has received a chunk."""
         self.bytes_sent += size_bytes
         self._served[peer] = None
+        self._delivered.set()
         if len(self._served) > SERVED_KEPT_MAX:
             del self._served[next(iter(self._served))]
+
+    async def wait_served(self) -> None:
+        """Wait until a peer has received a chunk and was not reported since."""
+        while not self._served:
+            self._delivered = trio.Event()
+            await self._delivered.wait()
 
     def report_served(self, count: int) -> list[NodeId]:
         """Return up to `count` peers that received chunks and were not reported since."""

@@ -146,7 +146,7 @@ class Learner:
         self._commitments = Commitments(config, client, crew)
         self._policy.before_change = self._wait_until_read
         self._sent = 0
-        """The update of the version that was published last, or is being published."""
+        """The update of the version that was published or loaded last, or is being published."""
         self._stood_s = 0.0
         """The total time that the loop had waited for versions at its last report, in seconds."""
 
@@ -185,13 +185,12 @@ class Learner:
         """Make all remaining updates, and wait until the last version is published."""
         if not self._crew.resumed:
             self._begin()
-        self._release()
+        self._release(self._read_state())
         self._outgoing.finish()  # no batch exists before the first version
         self._commitments.begin()
         while self._policy.update < self._last:
             self._step()
-            if self._is_due():
-                self._release()
+            self._release_if_due()
         self._outgoing.finish()
         self._commitments.finish()
 
@@ -262,7 +261,7 @@ class Learner:
                 self._client.fetch(state.replacement, folder)
                 self._commitments.finish()
                 self._crew.continue_from(folder)
-            self._taken = state.replacement
+            self._taken, self._sent = state.replacement, self._policy.update
             self._commitments.replaced(self._taken, state.retracted)
             log.info("took version=%d update=%d", self._taken, self._policy.update)
             self._pass_over(before + 1)
@@ -287,21 +286,29 @@ class Learner:
             self._warm(0.0, WARMS)
             self._crew.warm_start(self._warm)
 
-    def _is_due(self) -> bool:
-        """Return True if a version must be published now; the coordinator measures and sets the interval."""
-        state = self._refresh()
-        newest = max(state.newest_update, self._sent)
-        return self._policy.update >= min(newest + state.publish_every, self._last)
+    def _release_if_due(self) -> None:
+        """Release the policy if a version is due, unless the operator replaces it during the wait for the last one."""
+        if self._is_due(self._refresh()):
+            self._outgoing.finish()
+            state = self._refresh()
+            if self._is_due(state):
+                self._release(state)
 
-    def _release(self) -> None:
+    def _is_due(self, state: LearnerState) -> bool:
+        """Return True if a version must be published now; the coordinator measures and sets the interval."""
+        return self._policy.update >= min(self._newest(state) + state.publish_every, self._last)
+
+    def _newest(self, state: LearnerState) -> int:
+        """Return the newest update of which a version is published or on its way."""
+        return max(state.newest_update, self._sent)
+
+    def _release(self, state: LearnerState) -> None:
         """Start saving and publishing the policy in parallel with the next step, unless this version exists."""
-        self._outgoing.finish()
-        state = self._read_state()
         self._tracker.measured(state.evaluated)
         self._version = state.newest_version
         with self._outgoing.standing_still():
             save, write, publish = self._saving(state), _nothing, _nothing
-            if not state.newest_version or state.newest_update < self._policy.update:
+            if not state.newest_version or self._newest(state) < self._policy.update:
                 write, publish = self._publishing(state.newest_version + 1)
         settle = [_nothing]
 

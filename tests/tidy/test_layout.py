@@ -38,7 +38,6 @@ FRAGMENTS = {
     "swarm_node/engine/vllm/worker.py": "loaded by vLLM's own worker process",
     "swarm_node/ledger/listing_check.py": "one check of a log, as ledger_check beside it",
     "swarm_node/owner/live_view.py": "draws on a terminal; its lines are in status_lines",
-    "swarm_node/seed.py": "a program of its own: the seeder",
 }
 """Modules below `FRAGMENT_LINES` lines that one other module imports, and why they are not part of it."""
 

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from math import inf, nan
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
 
 from coordinator.config import parse
 from coordinator.learner.loop import MISMATCH_NATS, WARMS, Learner, follows, mismatched
+from coordinator.learner.outgoing import Outgoing
 from coordinator.learner.start import EMBEDDED
 from protocol.errors import OutOfOrder
 from protocol.work.learning import LearnerProgress, LearnerState, UpdateReport
@@ -122,5 +124,76 @@ def test_a_retraction_that_is_loaded_between_two_updates_passes_over_its_batches
         _client=round_, _crew=round_, _commitments=round_, _policy=round_.policy, _seen=(0, 0), _taken=0, _last=10,
         _sent=0, _folder=tmp_path / "learner",
     )  # fmt: skip
-    learner._is_due()
+    learner._refresh()
     assert round_.reported == [3, 4]
+
+
+class Replacing:
+    """A client, crew, tracker and commitments in one: the operator replaces the policy as version 5 is published."""
+
+    resumed = None
+
+    def __init__(self, ordered_at: int) -> None:
+        self.policy = SimpleNamespace(update=3, before_change=None)
+        self.ordered_at = ordered_at
+        self.done: list[str] = []
+        self.has_told, self.has_replaced = Event(), False
+
+    def another(self) -> "Replacing":
+        return self
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def replace(self) -> None:
+        self.has_told.wait()
+        self.has_replaced = True
+
+    def state(self) -> LearnerState:
+        self.has_told.set()
+        if self.has_replaced:
+            return at(6, 100).model_copy(update={"newest_update": self.ordered_at, "replacement": 6})
+        return at(5, 100).model_copy(update={"newest_update": 2})
+
+    def fetch(self, version: int, _folder: Path) -> None:
+        self.done.append(f"fetched {version}")
+
+    def continue_from(self, _folder: Path) -> None:
+        self.done.append("loaded")
+
+    def replaced(self, _by: int, _root: str) -> None:
+        """Commit to nothing."""
+
+    def beside(self) -> dict[str, object]:
+        return {}
+
+    def publish(self, version: int, update: int, _folder: Path) -> None:
+        self.done.append(f"version {version} of update {update}")
+
+    def finish(self) -> None:
+        """Wait for nothing."""
+
+    def measured(self, _evaluated: object) -> None:
+        """Record nothing."""
+
+    def saving(self, *, version: int, taken: int, **_beside: object) -> Callable[[], Callable[[], None]]:
+        return lambda: lambda: self.done.append(f"checkpoint of version {version}, taken {taken}")
+
+    def publishing(self, _folder: Path) -> Callable[[], None]:
+        return lambda: self.done.append("written")
+
+
+@pytest.mark.parametrize("ordered_at", [2, 3])
+def test_a_policy_that_is_replaced_while_the_version_before_is_published_is_loaded_and_not_published_again(
+    tmp_path: Path, ordered_at: int
+) -> None:
+    round_, outgoing = Replacing(ordered_at), Outgoing()
+    learner = Learner.__new__(Learner)
+    vars(learner).update(
+        _client=round_, _crew=round_, _commitments=round_, _tracker=round_, _policy=round_.policy, _outgoing=outgoing,
+        _config=parse({}), _seen=(0, 0), _taken=0, _last=10, _sent=2, _folder=tmp_path / "learner",
+    )  # fmt: skip
+    outgoing.start(lambda: None, round_.replace)
+    learner._release_if_due()
+    outgoing.finish()
+    assert round_.done == ["fetched 6", "loaded"]

@@ -36,6 +36,9 @@ QUICK = FetchRules(
 PATIENT_SECONDS = 30.0
 """No test of this folder takes longer; a hang is a failure with a place."""
 
+POLL_S = 0.01
+"""The pause between two looks: other processes of the test need the processor."""
+
 
 @dataclass(frozen=True)
 class Version:

@@ -16,7 +16,7 @@ from swarm_node.reach.gateway import Gateway, NoMapping, gateway_from_command, g
 from swarm_node.reach.listening import Reachability
 from swarm_node.reach.mapping import PortMapper, RenewalPace
 from swarm_node.reach.methods import DATAGRAMS_MAX, Method, NatPmp, Pcp, Upnp
-from tests.swarm_node.p2p_world import PATIENT_SECONDS
+from tests.swarm_node.p2p_world import PATIENT_SECONDS, POLL_S
 
 LOOPBACK = Gateway("127.0.0.1", "127.0.0.1")
 PORT, NONCE = 8703, b"n" * 12
@@ -78,7 +78,7 @@ def mapper(reach: Reachability, *methods: Method, **pace: float) -> PortMapper:
 async def until(true: Callable[[], bool]) -> None:
     with trio.fail_after(PATIENT_SECONDS):
         while not true():
-            await trio.lowlevel.checkpoint()
+            await trio.sleep(POLL_S)
 
 
 GARBAGE = [

@@ -12,7 +12,7 @@ from swarm_node.reach.gateway import Gateway, NoMapping, find_gateway
 from swarm_node.reach.listening import Reachability
 from swarm_node.reach.mapping import PortMapper
 from swarm_node.reach.methods import Method, NatPmp, Pcp, Upnp
-from tests.swarm_node.p2p_world import PATIENT_SECONDS, key
+from tests.swarm_node.p2p_world import PATIENT_SECONDS, POLL_S, key
 from tests.swarm_node.reach import home_network as home
 from tests.swarm_node.reach.home_network import HomeNetwork
 
@@ -43,7 +43,7 @@ def seen_from_outside(network: HomeNetwork, methods: list[Method]) -> tuple[list
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(PortMapper(PORT, reach, methods=methods).run)
                     while not reach.mapping:
-                        await trio.lowlevel.checkpoint()
+                        await trio.sleep(POLL_S)
                     await look()
                     rules.append(await trio.to_thread.run_sync(network.forwarded))
                     nursery.cancel_scope.cancel()
@@ -102,7 +102,7 @@ def test_a_router_that_dies_in_between_does_not_keep_the_node_from_ending(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(PortMapper(PORT, reach, methods=[method()]).run)
                 while not reach.mapped:
-                    await trio.lowlevel.checkpoint()
+                    await trio.sleep(POLL_S)
                 await trio.to_thread.run_sync(network.stop_router)
                 nursery.cancel_scope.cancel()
 

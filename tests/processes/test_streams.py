@@ -22,7 +22,7 @@ TOKENS, SAMPLES = 480, 8
 SETTINGS: Settings = {
     "sampling": {"max_new_tokens": TOKENS},
     "learner": {"external": True},
-    "leases": {"timeout_s": 60.0, "heartbeat_s": 1.0},
+    "leases": {"timeout_s": 30.0, "heartbeat_s": 1.0},
 }
 
 ASKED = {"model": "swarm", "prompt": "12+34=", "temperature": 0, "n": SAMPLES, "return_token_ids": True}

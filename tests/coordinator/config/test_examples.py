@@ -65,7 +65,7 @@ ROUNDS = {
         ["learner.lora_rank=0", "learner.learning_rate=1e-6"],
         4_022_468_096,
     ),
-    "qwen3-8b-8gpu": (qwen3(4096, 36, 32, 12288, tied=False), "h100:8", [], 8_190_735_360),
+    "qwen3-8b-8gpu": (qwen3(4096, 36, 32, 12288, tied=False), "h100:7", [], 8_190_735_360),
 }
 """Example → the model's configuration, the cards, settings on top, and the parameters that its authors count."""
 
@@ -103,4 +103,5 @@ def test_an_example_fits_on_the_cards_that_it_names(name: str, tmp_path: Path) -
     config = load(EXAMPLES / f"{name.partition(',')[0]}.toml", [*settings, f'model.path="{tmp_path}"'])
     found = memory_plan.plan_only(config, memory_plan.parse(cards), PROMPT)
     assert found["fits"]
+    assert found["auditor"]["fits"]
     assert found["parameters"] == parameters

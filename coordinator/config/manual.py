@@ -171,6 +171,8 @@ def effects(config: Config) -> list[str]:
         f"For a trusted owner, at least {floor:.1%} of the claims are audited, and "
         f"{counted(window, 'group')} stay in escrow.",
         *_exact(market.exact_bonus, floor),
+        f"A lease lasts for {config.leases.lease_s(sampling.max_new_tokens):g} s, and for "
+        f"{config.leases.lease_s(config.episode.turn_tokens_max):g} s if it is for a turn of an episode.",
         f"A node without a heartbeat for {3 * config.leases.heartbeat_s:g} s counts as offline.",
     ]
     return lines
@@ -198,7 +200,7 @@ def warnings(config: Config) -> list[str]:
             f"(worst case: {config.market.budget_micros // dearest_micros:,} updates)."
         )
     messages += _of_a_real_model(config)
-    if config.leases.timeout_s <= config.leases.heartbeat_s:
+    if config.leases.lease_s(config.sampling.max_new_tokens) <= config.leases.heartbeat_s:
         messages.append(
             "leases.timeout_s is not longer than leases.heartbeat_s: leases expire before nodes count as offline."
         )

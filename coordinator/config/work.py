@@ -35,10 +35,22 @@ class FleetSection(Section):
         return self
 
 
+LEASE_MIN_S = 60.0
+"""The lease time of short answers, if it is not set: the node may have several groups, and load a version first."""
+
+LEASE_TOKEN_S = 0.1
+"""The lease time for each token of long answers, if it is not set: 10 tokens/s in each sample are fast enough."""
+
+
 class LeasesSection(Section):
     """Leases of work to nodes."""
 
-    timeout_s: float = Field(60.0, gt=0, description="lease time; an unanswered lease then goes to another node")
+    timeout_s: float = Field(
+        0.0,
+        ge=0,
+        description="lease time; an unanswered lease then goes to another node; 0: 0.1 s for each token that an answer "
+        "may have, and 60 s at least",
+    )
     groups_per_request: int = Field(
         8, ge=1, le=limits.LEASES_PER_REQUEST_MAX, description="maximum number of groups per lease request"
     )
@@ -54,6 +66,10 @@ class LeasesSection(Section):
     heartbeat_s: float = Field(
         2.0, gt=0, description="interval of node heartbeats; a node that misses three is left out of plans"
     )
+
+    def lease_s(self, tokens_max: int) -> float:
+        """Return the lease time of answers of at most `tokens_max` tokens."""
+        return self.timeout_s or max(LEASE_MIN_S, LEASE_TOKEN_S * tokens_max)
 
     @property
     def silent_after_ms(self) -> int:

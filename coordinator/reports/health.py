@@ -57,7 +57,7 @@ KEPT = Fact[Mapping[str, int]]("kept_for_audits", {"size_bytes": 0, "room_bytes"
 KEPT_MAX = 0.8
 
 ADVICE = {
-    LeaseState.EXPIRED.value: "raise leases.timeout_s, or lower leases.groups_per_request",
+    LeaseState.EXPIRED.value: "set a longer leases.timeout_s, or lower leases.groups_per_request",
     StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
     IN_BUFFER: "raise staleness.max_updates",
     SURPLUS: "lower leases.over_issue",
@@ -207,7 +207,7 @@ def _bias_alarm(bias: float | None, in_vain: Counter[str], trained: int) -> str:
         return ""
     return (
         f"Groups that come too late take {bias:.1f} times as long as those that are trained on, so the policy "
-        "learns to be short: raise staleness.max_updates or leases.timeout_s."
+        "learns to be short: raise staleness.max_updates, or set a longer leases.timeout_s."
     )
 
 

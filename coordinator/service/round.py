@@ -89,7 +89,7 @@ class Round:
             splits=lambda: self.evaluated,
             refresh=self.news.refresh,
         )
-        self.terms = replace(terms_of(config), probes=probes, turn_tokens_max=turn_tokens_max(config))
+        self.terms = replace(terms_of(config, turn_tokens_max=turn_tokens_max(config)), probes=probes)
 
     def _open_books(self) -> None:
         """Bind the store to the round and its problems; anew for a round that was not launched yet."""

@@ -148,7 +148,7 @@ def scenario_of(config: Config, pool: SimulatedPool, **more: Any) -> Scenario:
         "staleness": config.staleness.max_updates,
         "kappa": config.staleness.publish_every,
         "groups_per_update": config.learner.groups_per_update,
-        "lease_s": config.leases.timeout_s,
+        "lease_s": config.leases.lease_s(config.sampling.max_new_tokens),
         "admission": config.staleness.admission,
         "buffered_max": config.staleness.buffer_updates,
         "over_issue": config.leases.over_issue,

@@ -244,15 +244,16 @@ def advance(
     return True
 
 
-def terms_of(config: Config) -> LeaseTerms:
-    """Return the terms of leases that the configuration sets."""
+def terms_of(config: Config, *, turn_tokens_max: int = 0) -> LeaseTerms:
+    """Return the terms of leases that the configuration sets; `turn_tokens_max` is above 0 if answers are turns."""
     return LeaseTerms(
         staleness=config.staleness.max_updates,
         groups_per_update=config.learner.groups_per_update,
         groups_per_request=config.leases.groups_per_request,
         samples_per_group=config.sampling.samples_per_group,
         max_new_tokens=config.sampling.max_new_tokens,
-        timeout_ms=int(config.leases.timeout_s * 1000),
+        turn_tokens_max=turn_tokens_max,
+        timeout_ms=int(1000 * config.leases.lease_s(turn_tokens_max or config.sampling.max_new_tokens)),
         newcomer_leases=config.leases.newcomer_leases,
         over_issue=config.leases.over_issue,
         budget_micros_per_hour=config.fleet.budget_micros_per_hour,

@@ -20,7 +20,7 @@ from tests.coordinator.world import World, answer
 
 SETTINGS = Config()
 TURN_MS = 15_000
-TIMEOUT_MS = int(1000 * SETTINGS.leases.timeout_s)
+TIMEOUT_MS = int(1000 * SETTINGS.leases.lease_s(SETTINGS.sampling.max_new_tokens))
 TURNS = 20
 """Five times as long as a lease lasts."""
 

@@ -92,7 +92,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(setting: str, nearest: 
         "round.max_updates=0",
         "round.seed=-1",
         "round.seed=1.5",
-        "leases.timeout_s=0",
+        "leases.timeout_s=-1",
         "leases.groups_per_request=65",
         "market.budget_micros=-1",
         "publish.chunk_size_bytes=1",

@@ -12,6 +12,7 @@ from coordinator.config import load
 from coordinator.service import opening
 from coordinator.service.round import Round
 from coordinator.store.state import Database
+from coordinator.transactions.leases import terms_of
 from ledger import store
 from ledger.book import BookBroken
 from protocol.errors import ConfigInvalid, UntrustedRoot
@@ -28,6 +29,31 @@ def open_round(folder: Path, *settings: str) -> str:
 
 def test_opening_again_continues_the_same_round(tmp_path: Path) -> None:
     assert open_round(tmp_path) == open_round(tmp_path, "leases.timeout_s=5", "round.max_updates=7")
+
+
+LEDUC = ("task.name=leduc", "sampling.max_new_tokens=1024")
+
+
+@pytest.mark.parametrize(
+    ("settings", "lease_ms"),
+    [
+        ([], 60_000),
+        (["sampling.max_new_tokens=500"], 60_000),
+        ([*LEDUC, "episode.turn_tokens_max=200"], 60_000),
+        ([*LEDUC, "episode.turn_tokens_max=900"], 90_000),
+        ([*LEDUC, "episode.turn_tokens_max=900", "leases.timeout_s=20"], 20_000),
+    ],
+)
+def test_a_lease_lasts_as_long_as_an_answer_or_a_turn_of_an_episode_may_take(
+    tmp_path: Path, settings: list[str], lease_ms: int
+) -> None:
+    round_ = Round(load(None, [f"round.directory={tmp_path}", *settings]))
+    round_.close()
+    assert round_.terms.timeout_ms == lease_ms
+
+
+def test_a_lease_of_long_answers_lasts_long_enough_for_a_slow_card() -> None:
+    assert terms_of(load(None, ["sampling.max_new_tokens=4096"])).timeout_ms == 409_600
 
 
 @pytest.mark.parametrize(

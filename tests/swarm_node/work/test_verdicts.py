@@ -76,7 +76,7 @@ async def test_the_operators_faults_are_not_held_against_the_node() -> None:
 async def test_rollouts_that_came_too_late_together_are_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After a restart the whole outbox may be late."""
+    """The whole outbox may be late after a restart."""
     codes = ["stale_version", "stale_version", "tokens_invalid", "lease_closed", "stale_version", "tokens_invalid"]
     verdicts = dict(rejected(number, code) for number, code in enumerate(codes))
     sent = {lease_id: NodeKey(bytes(32)).seal("rollout", lease_id.encode()) for lease_id in verdicts}

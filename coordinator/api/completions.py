@@ -169,9 +169,11 @@ async def _answers(asked: AskedQueries, news: News) -> list[QueryAnswer]:
     """Wait for the answers to all prompts; return them in the order of the prompts."""
     found: dict[int, QueryAnswer] = {}
     while len(found) < len(asked.numbers):
-        number, answer = await news.get()
-        if isinstance(answer, QueryAnswer):
-            found[number] = answer
+        number, came = await news.get()
+        if isinstance(came, NotFound):
+            raise came
+        if isinstance(came, QueryAnswer):
+            found[number] = came
     return [found[number] for number in asked.numbers]
 
 
@@ -195,6 +197,9 @@ async def _stream(request: web.Request, asked: AskedQueries, news: News, begun: 
                 return await _end_with(response, _unanswered(query, bounds.query_s))
             await response.write(b": the nodes have not answered yet\n\n")
             continue
+        if isinstance(came, NotFound):
+            begun.clear()
+            return await _end_with(response, came)
         try:
             events = await round_.beside_the_loop(partial(streams[number].events, came))
         except AnswerChanged as error:

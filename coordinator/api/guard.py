@@ -53,6 +53,10 @@ FILES_KEPT = 128
 """Files reserved for the store, chunks being sent, and pipes to child processes."""
 
 
+SERVER = "echo-swarm"
+"""The header `Server` of every answer; aiohttp's own has its version and Python's."""
+
+
 def connections_max() -> int:
     """Return the number of connections for which this process has files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -226,6 +230,12 @@ class Connection(web.RequestHandler):
         elif self.head_since_s is None and is_idle:
             self.head_since_s = self._loop.time()
 
+    def handle_error(self, *args: Any, **options: Any) -> web.StreamResponse:
+        """Answer bytes that are no request, which reach no handler."""
+        response = super().handle_error(*args, **options)
+        response.headers["Server"] = SERVER
+        return response
+
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Log a failure of our own, and nothing about bytes that are no request: a stranger could fill the disk."""
         if not isinstance(options.get("exc_info"), HttpProcessingError):
@@ -283,10 +293,15 @@ class Handshake(asyncio.Protocol):
             connection.data_received(self._early)
 
 
+async def _name_server(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = SERVER
+
+
 class Runner(web.AppRunner):
     """A runner that serves an application over `Connection` objects."""
 
     def __init__(self, app: web.Application, **options: Any) -> None:
+        app.on_response_prepare.append(_name_server)
         super().__init__(app, **options)
         self.handshakes: dict[Handshake, asyncio.Transport] = {}
         """TLS handshakes in progress, oldest first."""

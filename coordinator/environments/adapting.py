@@ -18,7 +18,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from blake3 import blake3
 
@@ -32,7 +32,15 @@ Result = TypeVar("Result")
 SPLIT_PARTS = 10
 _OF_PART = {0: "held_out", 1: "validation"}
 
-Call = Callable[[str, Mapping[str, Any]], Awaitable[str]]
+
+class ToolResult(NamedTuple):
+    """The result of a tool call, as the policy reads it."""
+
+    text: str
+    failed: bool = False
+
+
+Call = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 """A tool by its name, with the arguments of the call."""
 
 
@@ -137,14 +145,30 @@ def messages(prompt: Prompt | Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     return [dict(each) if isinstance(each, Mapping) else {"role": each[0], "content": each[1]} for each in prompt]
 
 
-async def tool_messages(turn: Turn, call: Call) -> list[dict[str, Any]] | None:
-    """Return the results of a turn's tool calls, then the errors of unreadable ones; None without calls."""
-    if not turn.calls and not turn.errors:
-        return None
-    results = [
-        {"role": "tool", "name": each.name, "content": await call(each.name, each.arguments)} for each in turn.calls
-    ]
-    return results + [{"role": "tool", "content": f"Error: {each}"} for each in turn.errors]
+class ToolCalls:
+    """The tool calls of an episode, counted."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._run = self._failed = 0
+
+    @property
+    def components(self) -> dict[str, float]:
+        """The number of calls, and of those that failed, as components of a reward."""
+        return {"tool_calls": float(self._run), "tool_errors": float(self._failed)}
+
+    async def messages(self, turn: Turn) -> list[dict[str, Any]] | None:
+        """Return the results of a turn's tool calls, then the errors of unreadable ones; None without calls."""
+        if not turn.calls and not turn.errors:
+            return None
+        results = [await self._call(each.name, each.arguments) for each in turn.calls]
+        self._run += len(results)
+        self._failed += sum(result.failed for result in results) + len(turn.errors)
+        said = [
+            {"role": "tool", "name": each.name, "content": result.text}
+            for each, result in zip(turn.calls, results, strict=True)
+        ]
+        return said + [{"role": "tool", "content": f"Error: {each}"} for each in turn.errors]
 
 
 async def settled(value: Any) -> Any:

@@ -8,7 +8,8 @@
 
 - An episode is a session: POST /seed_session with the row, POST /TOOL for each tool call, POST /verify with the row and
   the whole response. The server's cookies identify it.
-- It ends with a turn without tool calls. The status of a tool's answer does not matter: the policy reads its body.
+- It ends with a turn without tool calls. The policy reads the body of a tool's answer, also if the call has failed.
+- The number of calls, and of those that failed, become components of the reward.
 - `mask_sample` in the verdict means that the server failed, not the policy.
 """
 
@@ -18,7 +19,16 @@ from typing import Any
 
 import aiohttp
 
-from coordinator.environments.adapting import Row, messages, on_loop, run, source_rows, tool_messages, unreachable
+from coordinator.environments.adapting import (
+    Row,
+    ToolCalls,
+    ToolResult,
+    messages,
+    on_loop,
+    run,
+    source_rows,
+    unreachable,
+)
 from coordinator.environments.interface import Message
 from coordinator.environments.tool_calls import ToolCall, Turn, parse
 from protocol.errors import ConfigInvalid
@@ -77,6 +87,7 @@ class NemoGymEpisode:
         self._tools = {each["function"]["name"] for each in self._schemas}
         self._cookies = dict[str, str]()
         self._output = list[Row]()
+        self._calls = ToolCalls(self._call)
         self._seeded = self._done = False
 
     async def step(self, text: str) -> list[Message] | None:
@@ -89,7 +100,7 @@ class NemoGymEpisode:
         await self._seed()
         turn = parse(text, tools=self._schemas)
         self._output += _items(turn, len(self._output))
-        read = await tool_messages(turn, self._call)
+        read = await self._calls.messages(turn)
         return None if read is None or self._done else list(read)
 
     async def _seed(self) -> None:
@@ -97,13 +108,15 @@ class NemoGymEpisode:
             await self._post("seed_session", self._row)
             self._seeded = True
 
-    async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         unknown = json.dumps({"error": f"There is no tool {name}. Tools: {', '.join(sorted(self._tools))}."})
-        result = await self._post(name, dict(arguments), fails=False) if name in self._tools else unknown
+        result = ToolResult(unknown, failed=True)
+        if name in self._tools:
+            result = await self._post(name, dict(arguments), fails=False)
         calls = [item["call_id"] for item in self._output if item["type"] == "function_call"]
         answered = sum(item["type"] == "function_call_output" for item in self._output)
-        self._output.append({"type": "function_call_output", "call_id": calls[answered], "output": result})
-        self._done |= self._ends_by_flag and _says_done(result)
+        self._output.append({"type": "function_call_output", "call_id": calls[answered], "output": result.text})
+        self._done |= self._ends_by_flag and _says_done(result.text)
         return result
 
     async def _verify(self) -> Reward:
@@ -119,14 +132,14 @@ class NemoGymEpisode:
             "tool_choice": asked.get("tool_choice", "auto"),
             "tools": asked.get("tools") or [],
         }
-        verdict = json.loads(await self._post("verify", self._row | {"response": response}))
+        verdict = json.loads((await self._post("verify", self._row | {"response": response})).text)
         if verdict.get("mask_sample"):
             reason = str(verdict.get("failure_reason") or verdict.get("failure_kind") or "masked by the server")
             return Reward(0.0, "verifier_error", reason=reason)
-        parts = verdict.get("reward_components") or {}
-        return Reward(float(verdict["reward"]), "ok", {name: float(value) for name, value in parts.items()})
+        parts = {name: float(value) for name, value in (verdict.get("reward_components") or {}).items()}
+        return Reward(float(verdict["reward"]), "ok", self._calls.components | parts)
 
-    async def _post(self, path: str, body: Row, *, fails: bool = True) -> str:
+    async def _post(self, path: str, body: Row, *, fails: bool = True) -> ToolResult:
         try:
             async with (
                 aiohttp.ClientSession(cookies=self._cookies, timeout=self._timeout) as session,
@@ -138,7 +151,7 @@ class NemoGymEpisode:
             raise unreachable("NeMo-Gym", self._url, error) from error
         if fails and answer.status >= 400:
             raise ConfigInvalid(f"The NeMo-Gym server refused /{path} ({answer.status}): {content[:300]}")
-        return content
+        return ToolResult(content, failed=answer.status >= 400)
 
 
 def _items(turn: Turn, at: int) -> list[Row]:

@@ -12,6 +12,7 @@
 - An episode is a connection. A turn is an action: a JSON object, or the text of the one field.
 - A server with tools lists them for the chat template; a turn is then the tool calls in it, or the end.
 - An action that the server refuses is answered with its error. It costs nothing but the turn.
+- The number of calls and of those that failed, or of refused actions, become components of the reward.
 - The connection is read at all times, since the server closes one that answers no pings.
 """
 
@@ -23,7 +24,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from coordinator.environments.adapting import Row, later, on_loop, run, seeds, tool_messages, unreachable
+from coordinator.environments.adapting import Row, ToolCalls, ToolResult, later, on_loop, run, seeds, unreachable
 from coordinator.environments.interface import Message
 from coordinator.environments.tool_calls import parse
 from protocol.errors import ConfigInvalid
@@ -197,6 +198,7 @@ class OpenEnvEpisode:
         self._close: weakref.finalize[[Any], OpenEnvEpisode] | None = None
         self._done = False
         self._earned, self._refused = 0.0, 0
+        self._calls = ToolCalls(self._call)
 
     async def step(self, turn: str) -> str | list[Message] | None:
         return await on_loop(self._step(turn))
@@ -204,7 +206,8 @@ class OpenEnvEpisode:
     async def reward(self) -> dict[str, float]:
         if self._close is not None:
             self._close()
-        return {"score": self._earned, "refused": float(self._refused)}
+        counts = self._calls.components if self._tools else {"refused": float(self._refused)}
+        return {"score": self._earned} | counts
 
     async def _step(self, turn: str) -> str | list[Message] | None:
         if self._connection is None:
@@ -213,7 +216,7 @@ class OpenEnvEpisode:
             self._close.atexit = False
             await self._connection.ask("reset", self._reset)
         if self._tools:
-            results = await tool_messages(parse(turn, tools=self._tools), self._call)
+            results = await self._calls.messages(parse(turn, tools=self._tools))
             return None if results is None or self._done else list(results)
         try:
             read = await self._act(self._action(turn))
@@ -242,12 +245,12 @@ class OpenEnvEpisode:
         self._done = bool(answer.get("done"))
         return _result(observation) if self._tools else _read(observation, self._text)
 
-    async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         try:
-            return await self._act({"type": "call_tool", "tool_name": name, "arguments": dict(arguments)})
+            text = await self._act({"type": "call_tool", "tool_name": name, "arguments": dict(arguments)})
         except ActionRefused as error:
-            self._refused += 1
-            return f"Error: {error}"
+            text = f"Error: {error}"
+        return ToolResult(text, failed=text.startswith("Error: "))
 
 
 Environment = OpenEnvEpisode

@@ -8,6 +8,7 @@
 - `Shop()` is one episode. `reset(**row)` begins it and returns text that follows the prompt, or None: the same for the
   same row. All other public methods are tools.
 - The episode ends with a turn without tool calls. An exception of a tool is its result, for the policy to read.
+- The number of calls, and of those that failed, become components of the reward.
 - A reward function gets lists of one: `prompts`, `completions`, `environments`, and each column of the row.
 """
 
@@ -15,7 +16,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from coordinator.environments.adapting import Row, messages, operator_object, settled, source_rows, tool_messages
+from coordinator.environments.adapting import (
+    Row,
+    ToolCalls,
+    ToolResult,
+    messages,
+    operator_object,
+    settled,
+    source_rows,
+)
 from coordinator.environments.interface import Message
 from coordinator.environments.tool_calls import parse
 from coordinator.environments.tool_schemas import schema_of
@@ -72,6 +81,7 @@ class TrlEpisode:
         self._rewards = [operator_object(each) for each in ([reward] if isinstance(reward, str) else reward) if each]
         self._prompt, self._schemas = messages(problem.prompt), problem.columns["tools"]
         self._said = list[dict[str, Any]]()
+        self._calls = ToolCalls(self._call)
 
     async def step(self, text: str) -> list[Message] | None:
         turn = parse(text, tools=self._schemas)
@@ -81,27 +91,28 @@ class TrlEpisode:
         ]
         said = {"role": "assistant", "content": turn.content}
         self._said.append(said | ({"tool_calls": calls} if calls else {}))
-        read = await tool_messages(turn, self._call)
+        read = await self._calls.messages(turn)
         self._said += read or []
         return list(read) if read is not None else None
 
-    async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if name not in self._tools:
-            return str({"error": f"There is no tool {name}. Tools: {', '.join(self._tools)}."})
+            return ToolResult(str({"error": f"There is no tool {name}. Tools: {', '.join(self._tools)}."}), failed=True)
         try:
-            return str(await settled(self._tools[name](**arguments)))
+            return ToolResult(str(await settled(self._tools[name](**arguments))))
         except Exception as error:  # the convention: whatever a tool raises, the policy reads
-            return str({"error": str(error)})
+            return ToolResult(str({"error": str(error)}), failed=True)
 
-    async def reward(self) -> dict[str, float] | float:
+    async def reward(self) -> dict[str, float]:
+        counts = self._calls.components
         if not self._rewards:
-            return float(self._instance.reward)  # type: ignore[union-attr]  # without rewards there is an instance
+            return {"score": float(self._instance.reward)} | counts  # type: ignore[union-attr]  # there is an instance
         given: dict[str, Any] = {name: [value] for name, value in self._row.items() if name != "prompt"}
         given |= {"prompts": [self._prompt], "completions": [self._said]}
         if self._instance is not None:
             given["environments"] = [self._instance]
         earned = {each.__name__: float((await settled(each(**given)))[0]) for each in self._rewards}
-        return {"score": sum(earned.values())} | (earned if len(earned) > 1 else {})
+        return {"score": sum(earned.values())} | counts | (earned if len(earned) > 1 else {})
 
 
 Environment = TrlEpisode

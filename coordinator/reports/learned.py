@@ -5,7 +5,8 @@
   Times that are far longer than usual are pauses, such as a night without nodes, and do not count.
 - A batch in which all samples of each group earn the same has no gradient: no other figure of the round shows it. That
   is not true of an objective that compares the samples of different groups, so it raises no such alarm.
-- Calls of tools and those that failed are components of the rewards (`coordinator.environments.with_tools`).
+- Calls of tools and those that failed are components of the rewards: those of `coordinator.environments.with_tools`, of
+  TRL's convention, and of servers with tools.
 """
 
 import math
@@ -112,7 +113,8 @@ def tools_alarm(lately: Sequence[Mapping[str, float]]) -> str:
     return (
         f"{errors / tried:.0%} of the tool calls of the last {UPDATES} updates failed ({tried:.3g} calls for each "
         "sample). Either a tool raises errors or takes too long, or the policy writes calls that are wrong: "
-        "`swarm-coordinator samples show` has what each call returned. Fix the tool in the task's file; launch again."
+        "`swarm-coordinator samples show` has what each call returned. Fix the tool: on its server, or in the "
+        "task's file, and launch again."
     )
 
 

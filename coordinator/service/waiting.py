@@ -22,6 +22,7 @@ Nodes wait for an environment's answer to the turns that they have submitted (`T
 Callers of the endpoint wait for answers to their queries, and read them while they grow (`QueryWatch`).
 
 - One task looks for the answers of all of them: with a thousand callers, one statement reads what has come for all.
+- A query that no node will answer, since the round is finished, gets an error in the place of its answer.
 """
 
 import asyncio
@@ -34,7 +35,9 @@ from itertools import count, islice
 import sqlalchemy as sa
 
 from coordinator.store.state import Database, FollowingEffect
+from coordinator.transactions.queries import read_abandoned, round_finished
 from coordinator.transactions.query_answers import Growth, QueryAnswer, ReadUntil, read_answers, read_growth
+from protocol.errors import NotFound
 from protocol.work.lease import Lease
 from protocol.work.messages import LeaseReply
 
@@ -49,8 +52,8 @@ ASKS_AT_ONCE = 32
 NEWS_MAX = 64
 """News of a request that it has not read; for a slow reader, growth beyond it stays in the store."""
 
-News = asyncio.Queue[tuple[int, Growth | QueryAnswer]]
-"""The queue of a request: the growth of its queries, and then each one's answer, once, with the query's number."""
+News = asyncio.Queue[tuple[int, Growth | QueryAnswer | NotFound]]
+"""The queue of a request: the growth of its queries, then each one's answer or error, once, with the query's number."""
 
 
 class QueryWatch:
@@ -98,17 +101,17 @@ class QueryWatch:
                 reading = {
                     number: until for number, until in self._reading.items() if self._waiting[number].qsize() < NEWS_MAX
                 }
-                grown, answers = await self._database.read(_read, list(self._waiting), reading)
+                grown, ends = await self._database.read(_read, list(self._waiting), reading)
             except Exception:  # the store may be available again later
                 log.exception("could not read the answers to queries")
-                grown, answers = {}, {}
+                grown, ends = {}, {}
             for number, growth in grown.items():
                 if number in self._reading:
                     self._reading[number] = growth.until
                     self._waiting[number].put_nowait((number, growth))
-            for number, answer in answers.items():
+            for number, end in ends.items():
                 if number in self._waiting:
-                    self._waiting[number].put_nowait((number, answer))
+                    self._waiting[number].put_nowait((number, end))
                     self._forget(number)
             if grown:  # there may be more
                 continue
@@ -119,8 +122,9 @@ class QueryWatch:
 
 def _read(
     connection: sa.Connection, waiting: Collection[int], reading: dict[int, ReadUntil]
-) -> tuple[dict[int, Growth], dict[int, QueryAnswer]]:
-    return read_growth(connection, reading), read_answers(connection, list(waiting))
+) -> tuple[dict[int, Growth], dict[int, QueryAnswer | NotFound]]:
+    abandoned = {number: round_finished() for number in read_abandoned(connection, list(waiting))}
+    return read_growth(connection, reading), abandoned | read_answers(connection, list(waiting))
 
 
 PATIENCE_S = 0.25

@@ -5,11 +5,14 @@
   another.
 - If a child does not start, or reports that it can judge nothing for now, `VerifierDown` is raised: this is no fault of
   any completion.
+- Children start at different times, and each loads the operator's files then. If a file has changed since the pool was
+  made, a warning is logged once.
 - The answer of a child is not trusted: its length is bounded, and every number is checked again.
 """
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -21,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from blake3 import blake3
+
 from coordinator.environments.host import TurnQuestion
 from coordinator.environments.interface import Observation
 from coordinator.tasks import sandbox
@@ -30,6 +35,8 @@ from coordinator.tasks.task_process import ANSWER_MAX_BYTES, LENGTH, TaskProcess
 from protocol import limits
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Reward
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 """The time for the imports of the functions, on a busy machine."""
@@ -79,6 +86,8 @@ class TaskPool:
         """The place with the running episodes of a group."""
         self.gaps: set[str] = set()
         """The parts of the sandbox that this machine lacks, as far as they are known."""
+        self._loaded = {path: _digest(path) for path in spec.files}
+        """The operator's files, as they were first."""
         if spec.sandbox:
             sandbox.log_gaps(sandbox.missing_here(), self.gaps)
 
@@ -114,7 +123,7 @@ class TaskPool:
         place.waiting += 1
         try:
             async with place.lock:
-                child = place.child or await _Child.start(self._spec, self.gaps)
+                child = place.child or await self._start()
                 place.child = None
                 try:
                     answer = await question(child)
@@ -128,6 +137,25 @@ class TaskPool:
                 return answer
         finally:
             place.waiting -= 1
+
+    async def _start(self) -> "_Child":
+        child = await _Child.start(self._spec, self.gaps)
+        for path in [path for path, digest in self._loaded.items() if _digest(path) != digest]:
+            log.warning(
+                "%s has changed since the start: processes that start now load the new version, others keep the old "
+                "one. Stop `launch` and start it again.",
+                path,
+            )
+            del self._loaded[path]
+        return child
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a file; "" if it cannot be read."""
+    try:
+        return blake3(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 class _Child:

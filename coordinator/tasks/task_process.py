@@ -64,6 +64,12 @@ class TaskProcessSpec:
     sandbox: Sandbox | None = field(default_factory=Sandbox)
     """The sandbox; None for a bench that compares."""
 
+    @property
+    def files(self) -> set[Path]:
+        """The operator's files that the functions and the environment are loaded from."""
+        places = [place for place, _ in self.functions] + ([self.environment[0]] if self.environment else [])
+        return {Path(file) for file, _, _ in (place.rpartition(":") for place in places) if file.endswith(".py")}
+
     def for_child(self, scratch: Path) -> dict[str, Any]:
         return {
             "functions": [list(each) for each in self.functions],

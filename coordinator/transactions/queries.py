@@ -12,6 +12,7 @@
 - If a node is lost, another one continues from its fragments. Reading these costs more where the round pays for
   contexts: if the key's budget does not cover it, the answer begins anew. A query with `report_every_ms` has fragments
   from the start: its caller reads the tokens while they are sampled (`coordinator.transactions.query_answers`).
+- In a finished round, a query is refused as soon as no node works on it.
 - An ended query is deleted after `store.queries_d` days, once every claim for it is settled: no audit can change any
   more what its key was charged. Leases, claims, audits and the ledger stay: they prove what nodes were paid.
 - An open lease of a withdrawn query is surplus: its node may stop, and is paid by the key if it does not. Such a query
@@ -137,6 +138,12 @@ _waiting = Prepared(
 )
 _asked_for = Prepared(sa.select(queries).where(queries.c.number == sa.bindparam("number")), QueryRow)
 _open_query_of = Prepared(sa.select(queries).where(queries.c.group_no == sa.bindparam("group"), QUERY_OPEN), QueryRow)
+_unleased = Prepared(
+    sa.select(queries.c.number)
+    .join_from(queries, groups, groups.c.group_no == queries.c.group_no)
+    .where(queries.c.number.in_(sa.bindparam("numbers", expanding=True)), QUERY_OPEN)
+    .where(groups.c.state == GroupState.OPEN.value)
+)
 _change_reserved = Prepared(
     sa.update(queries)
     .where(queries.c.number == sa.bindparam("which"))
@@ -239,9 +246,7 @@ def ask(
     """
     number = api_keys.number_of(connection, key, now_ms=now_ms)
     if get_fact(connection, FINISHED):
-        raise NotFound(
-            "The round is finished, and its nodes have left.", hint="Ask its operator for the exported policy."
-        )
+        raise round_finished()
     _end_forgotten(connection, now_ms)
     _require_room(connection, number, len(asked), open_max, key_open_max)
     ends = _ends_of_numbers(connection).single_row()
@@ -273,6 +278,16 @@ def ask(
         _record_group(connection, **group)
         numbers.append(last + place)
     return numbers
+
+
+def round_finished() -> NotFound:
+    """Return the error of queries that no node will answer any more."""
+    return NotFound("The round is finished, and its nodes have left.", hint="Ask its operator for the exported policy.")
+
+
+def read_abandoned(connection: sa.Connection, numbers: Sequence[int]) -> Sequence[int]:
+    """Return those of these queries that no node works on in a finished round, which gives no more leases."""
+    return _unleased(connection, numbers=numbers).scalars() if get_fact(connection, FINISHED) else ()
 
 
 def versions_held(connection: sa.Connection, *, terms: LeaseTerms, alive_since_ms: int) -> dict[int, int]:

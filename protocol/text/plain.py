@@ -36,11 +36,11 @@ def size_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time in its largest unit of which there are at least two, as `5 min`."""
+    """Return a time in its largest unit of which there are at least two, as `5 min`; below a second, as `0.3 s`."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{seconds:.1g} s" if 0.001 <= seconds < 0.95 else f"{seconds:.0f} s"
 
 
 MARKS = ("Mn", "Me")

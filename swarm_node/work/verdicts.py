@@ -2,7 +2,8 @@
 
 - The claims of accepted rollouts are recorded first: their ids are needed to request receipts. A rollout leaves the
   outbox last.
-- Every rejection is logged with its code and reason, and counted by the guard, which stops a node with too many. Its
+- Every rejection is logged with its code and reason; those of one request that came too late are one line. The guard
+  counts them, which stops a node with too many. Its
   evidence is stored before the rollout leaves the outbox, also when a whole request is rejected and its rollouts stay.
   If the disk is full the rollout still leaves the outbox, since it would be rejected again as already judged.
 
@@ -162,6 +163,7 @@ class VerdictRecorder:
                 elif verdict.evidence is not None:
                     await trio.to_thread.run_sync(self._keep, lease_id, sent[lease_id], verdict.evidence)
                 await trio.to_thread.run_sync(self._outbox.remove, lease_id)
+        self._log_rejections([(lease_id, verdict) for lease_id, verdict in judged if verdict.outcome == "rejected"])
         self._log_credit()
 
     async def record_rejected_request(self, sent: Mapping[LeaseId, bytes], error: SwarmError) -> None:
@@ -179,11 +181,18 @@ class VerdictRecorder:
         self.counts[verdict.code or verdict.outcome] += 1
         self.answers.append(answer)
         self.guard.record(lease_id, verdict)
-        if verdict.outcome == "rejected":
-            log.warning("rollout rejected lease=%s code=%s: %s", lease_id, verdict.code, verdict.message)
-            return
-        self.tokens += verdict.tokens
-        self.credit_micros += verdict.credit_micros
+        if verdict.outcome != "rejected":
+            self.tokens += verdict.tokens
+            self.credit_micros += verdict.credit_micros
+
+    def _log_rejections(self, rejected: Sequence[tuple[LeaseId, Verdict]]) -> None:
+        """Log each rejection, but those that came too late once for each code: a whole outbox may be late."""
+        late = Counter(verdict.code for _, verdict in rejected if verdict.code in LATE)
+        for lease_id, verdict in rejected:
+            count = late.pop(verdict.code, 0) if verdict.code in LATE else 1
+            if count:
+                more = f" ({count - 1} more with this code)" if count > 1 else ""
+                log.warning("rollout rejected lease=%s code=%s: %s%s", lease_id, verdict.code, verdict.message, more)
 
     def _log_credit(self) -> None:
         """Log the credit at intervals."""

@@ -103,7 +103,7 @@ def test_an_episode_is_a_session_with_a_verdict(counter: CounterServer, settings
         ],
         None,
     ]
-    assert won.earned == Reward(1.0, "ok", {"right": 1.0})
+    assert won.earned == Reward(1.0, "ok", {"tool_calls": 2.0, "tool_errors": 0.0, "right": 1.0})
     assert [path for path, _ in counter.asked] == ["/seed_session", "/add", "/add", "/verify"]
     body = counter.asked[-1][1]
     assert body["initial"] == 3
@@ -136,10 +136,13 @@ def test_a_bad_call_is_answered_and_no_policy_reaches_the_verdict(
         "<tool_call>x",
         ".",
     ]
-    read = play(nemo_gym_server, first, turns, **settings).read
+    played = play(nemo_gym_server, first, turns, **settings)
+    read = played.read
     assert read[0] == [{"role": "tool", "name": "add", "content": '{"detail": "count is missing"}'}]
     assert all("There is no tool" in each[0]["content"] for each in read[1:4])
     assert [path for path, _ in counter.asked] == ["/seed_session", "/add", "/verify"]
+    assert isinstance(played.earned, Reward)
+    assert played.earned.components["tool_errors"] == 5.0
 
 
 def test_the_same_turns_are_answered_the_same(settings: dict[str, Any]) -> None:

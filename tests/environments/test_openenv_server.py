@@ -112,6 +112,7 @@ class TestTools:
         said = [each[0]["content"] for each in played.read[:2]]
         assert said[0] == "Error: cannot call count"
         assert "leap" in said[1]
+        assert played.earned["tool_errors"] == 3.0
 
     def test_resets_are_split(self, tools: dict[str, Any]) -> None:
         parts = {

@@ -57,6 +57,7 @@ def test_what_a_tool_raises_is_read_by_the_policy() -> None:
     assert "unexpected keyword argument" in said[2]
     assert said[3]
     assert played.read[-1] is None
+    assert played.earned == {"score": 0.0, "tool_calls": 2.0, "tool_errors": 4.0}
 
 
 def test_functions_without_state_are_judged_by_reward_functions() -> None:
@@ -65,7 +66,13 @@ def test_functions_without_state_are_judged_by_reward_functions() -> None:
     assert product.answer == "144"
     played = play(trl_tools, product, [call("multiply", a=12, b=12), "It is 144."], **PRODUCT)
     assert played.read == [[{"role": "tool", "name": "multiply", "content": "144"}], None]
-    assert played.earned == {"score": 1.5, "has_answer": 1.0, "is_short": 0.5}
+    assert played.earned == {
+        "score": 1.5,
+        "tool_calls": 1.0,
+        "tool_errors": 0.0,
+        "has_answer": 1.0,
+        "is_short": 0.5,
+    }
     assert play(trl_tools, product, ["It is 150."], **PRODUCT).score == 0.5
 
 

@@ -11,10 +11,11 @@
 """
 
 import ast
+import functools
 import importlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -210,26 +211,68 @@ def docstring_after(path: Path, name: str) -> str:
     return ""
 
 
+Texts = Mapping[str, set[str]]
+"""The texts that each name may stand for."""
+
+
 def hints() -> dict[str, set[str]]:
     """Return the hints that our code gives by the name of the error; `…` stands for what only the moment knows."""
     found: dict[str, set[str]] = {}
     for path in python_files(*ROOMS):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Call):
-                name = ast.unparse(node.func).rpartition(".")[2]
-                for word in node.keywords:
-                    if word.arg == "hint" and (hint := constant(word.value)):
-                        found.setdefault(name, set()).add(hint)
+        for scope, known in scopes(path) if "hint=" in text(path) else ():
+            for call in (node for node in ast.walk(scope) if isinstance(node, ast.Call)):
+                for value in (word.value for word in call.keywords if word.arg == "hint"):
+                    name = ast.unparse(call.func).rpartition(".")[2]
+                    found.setdefault(name, set()).update(each for each in texts(value, known) if re.search(r"\w", each))
     return found
 
 
-def constant(node: ast.expr) -> str:
-    """Return a text as it stands in the code, with `…` for what is put into it."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(constant(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
-    return ""
+def scopes(path: Path) -> Iterator[tuple[ast.AST, Texts]]:
+    """Yield a module and each of its functions, with the texts of the names there: its own and imported constants."""
+    module = constants(path)
+    yield tree(path), module
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, {**module, **assigned(ast.walk(node), module)}
+
+
+@functools.cache
+def constants(path: Path) -> Texts:
+    """Return the texts of a module's constants, and of those that it imports from our modules."""
+    found: dict[str, set[str]] = {}
+    for node in tree(path).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            place = Path(*node.module.split("."))
+            there = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if text(file)), None)
+            if there and place.parts[0] in ROOMS and any(each.name.isupper() for each in node.names):
+                known = constants(there)
+                found |= {each.asname or each.name: known[each.name] for each in node.names if each.name in known}
+    return found | assigned(tree(path).body, found)
+
+
+def assigned(nodes: Iterable[ast.AST], known: Texts) -> dict[str, set[str]]:
+    """Return the texts that are assigned to names."""
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, set()).update(texts(node.value, {**known, **found}))
+    return found
+
+
+def texts(node: ast.expr, known: Texts) -> set[str]:
+    """Return the texts that an expression may be, as they stand in the code, with `…` for what is put into them."""
+    match node:
+        case ast.Constant(value=str() as value):
+            return {value}
+        case ast.JoinedStr():
+            return {"".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)}
+        case ast.Name():
+            return known.get(node.id, set())
+        case ast.IfExp():
+            return texts(node.body, known) | texts(node.orelse, known)
+        case ast.Call(func=ast.Attribute(value=template, attr="format")):
+            return {re.sub(r"\{\w*\}", "…", each) for each in texts(template, known)}
+    return set()
 
 
 def metrics_page() -> Iterator[str]:

@@ -6,8 +6,11 @@ from typing import get_args
 
 from coordinator.config import manual
 from ledger.book import ClaimState
+from protocol.policy import trust
 from protocol.work.auditing import Found
 from protocol.work.lease import LeaseState
+from swarm_node.coordinator_api import origin
+from swarm_node.ledger import log_watch
 from tests.tidy import message_reference, reference
 from tests.tidy.repository import ROOMS, ROOT, files, python_files, report, text
 
@@ -17,6 +20,13 @@ CONTRIBUTING = Path("CONTRIBUTING.md")
 def test_the_reference_pages_are_what_the_code_says() -> None:
     wrong = [f"{path}: run `make reference`" for path, page in reference.pages().items() if text(path) != page]
     report(wrong)
+
+
+def test_hints_in_constants_are_listed_with_their_errors() -> None:
+    found = reference.hints()
+    assert origin.CHECK in found["Unreachable"]
+    assert trust.FROZEN in found["MetadataExpired"], "an imported constant"
+    assert log_watch.TELL.format("…") in found["LedgerForked"], "a template"
 
 
 def test_no_page_of_the_reference_is_left_from_before() -> None:

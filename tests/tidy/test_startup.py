@@ -41,7 +41,12 @@ def test_imports_collect_no_garbage_whatever_becomes_of_them() -> None:
 
 def imports(program: str, *words: str, said: str) -> set[str]:
     """Run a command, and return the modules that it imported, once it has printed what it should."""
-    command = [sys.executable, "-P", "-X", "importtime", script(program), *words]
+    return imported([script(program), *words], said)
+
+
+def imported(words: list[str], said: str) -> set[str]:
+    """Run Python, and return the modules that it imported, once it has printed what it should."""
+    command = [sys.executable, "-P", "-X", "importtime", *words]
     ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     printed = ran.stdout + IMPORTED.sub("", ran.stderr)
     assert said in printed, printed
@@ -72,6 +77,12 @@ def test_a_command_of_the_owner_starts_without(
     home: Path, command: tuple[str, ...], said: str, unused: set[str]
 ) -> None:
     assert not imports("swarm-node", *command, "--home", str(home), said=said) & unused
+
+
+def test_the_client_of_trainers_starts_without() -> None:
+    """docs/trainers.md says that it needs no extra."""
+    program = "import echo_swarm, echo_swarm.weights; print('ready')"
+    assert not imported(["-c", program], "ready") & (NEVER - {"numpy", "pygments"})  # httpx colours its own command
 
 
 def test_the_list_of_rounds_starts_without(home: Path) -> None:

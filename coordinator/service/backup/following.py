@@ -18,6 +18,7 @@ A pass, every second:
 - The target is a complete copy at every moment: that of the last finished pass. Listed files do not change, except for
   bytes beyond their listed size; files in no list are deleted after the next pass.
 - A target that fails is retried for ever, and the round continues.
+- A round whose own disk is full is copied, too.
 """
 
 import fcntl
@@ -57,7 +58,7 @@ from coordinator.service.backup.archive import (
 )
 from coordinator.service.backup.making import FIRST, MOVING, NOT_SAVED, SECRET, StoreState
 from coordinator.service.backup.store_copy import StoreCopy
-from protocol.errors import ConfigInvalid, SwarmError
+from protocol.errors import ConfigInvalid, DiskFull, SwarmError
 from protocol.text.plain import counted
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,9 @@ class Follower:
         self._sealer = sealer
         self._tell = tell
         self._opened = ExitStack()
-        self._place = self._folder / ".standby"
+        self._places = (self._folder / ".standby", self._target / FILES / ".held")
+        """Folders for second names: on the round's disk, or, if that is nearly full, on the target's."""
+        self._place = self._places[0]
         self._store: StoreCopy | None = None
         self._is_open = False
         self._listed: set[str] = set()
@@ -143,7 +146,7 @@ class Follower:
                 hint = "Stop the other one first."
                 raise ConfigInvalid("Another `backup --follow` is already running for this round.", hint=hint) from None
             opened.callback(standby.forget, self._folder)
-            opened.callback(shutil.rmtree, self._place, ignore_errors=True)
+            opened.callback(self._forget_held)
             opened.callback(self._close_store)
             self._opened = opened.pop_all()
         return self
@@ -156,7 +159,8 @@ class Follower:
         began_s, self._copied_bytes = time.monotonic(), 0
         with full_disk_named(self._target):
             self._open_target()
-            shutil.rmtree(self._place, ignore_errors=True)
+            self._forget_held()
+            self._place = self._places[making.lacks_room_for_names(self._folder)]
             make_folder(self._place)
             learner = self._hold_learner()
             files, state, signed = self._moment()
@@ -210,6 +214,10 @@ class Follower:
     def _close_store(self) -> None:
         if self._store:
             self._store.close()
+
+    def _forget_held(self) -> None:
+        for place in self._places:
+            shutil.rmtree(place, ignore_errors=True)
 
     def _hold_learner(self) -> dict[str, Path]:
         """Return the files of a new checkpoint, with a second name (step 1)."""
@@ -330,12 +338,11 @@ class Follower:
         behind_s = (time.time_ns() // 1_000_000 - (self._last_taken_ms or made.made_ms)) / 1000
         self._last_taken_ms, self.lag_max_s = made.made_ms, max(self.lag_max_s, behind_s)
         size = made.ledger_size if self._store else None
-        standby.write(
-            self._folder,
-            Confirmed(
-                target=str(self._target), taken_ms=made.made_ms, ledger_size=size, version=signed, lag_max_s=behind_s
-            ),
+        confirmed = Confirmed(
+            target=str(self._target), taken_ms=made.made_ms, ledger_size=size, version=signed, lag_max_s=behind_s
         )
+        with suppress(DiskFull):  # the round's own disk, which has an alarm: the round no longer waits for the copy
+            standby.write(self._folder, confirmed)
 
     def _forget_unlisted(self, made: Contents) -> None:
         """Delete the files that the new list does not name."""

@@ -322,7 +322,7 @@ def _staging(folder: Path, target: Path) -> Iterator[_Staged]:
         for left in (beside, place):  # by a killed backup
             shutil.rmtree(left, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(folder).free < ROOM_FOR_NAMES_BYTES:
+        if lacks_room_for_names(folder):
             place = beside / "files"
         make_folder(beside)
         make_folder(place)
@@ -330,6 +330,11 @@ def _staging(folder: Path, target: Path) -> Iterator[_Staged]:
     finally:
         for used in (beside, place):
             shutil.rmtree(used, ignore_errors=True)
+
+
+def lacks_room_for_names(folder: Path) -> bool:
+    """Return True if the round's disk may have no room for second names of its files."""
+    return shutil.disk_usage(folder).free < ROOM_FOR_NAMES_BYTES
 
 
 def check_store(where: Path) -> None:

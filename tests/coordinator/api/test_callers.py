@@ -123,7 +123,10 @@ async def test_other_versions_of_http_and_garbage_are_refused_and_the_connection
     async with serve(tmp_path) as served, asyncio.timeout(60):
         reader, writer = await connect(served)
         writer.write(line + b"\r\nHost: x\r\n\r\n" if b"HTTP" in line else line + b"\r\n\r\n")
-        assert b" 400 " in (await reader.read()).splitlines()[0]
+        answer = await reader.read()
+        assert b" 400 " in answer.splitlines()[0]
+        assert b"Server: echo-swarm\r\n" in answer, "no version of a library"
+        assert (await served.client.get("/healthz")).headers["Server"] == "echo-swarm"
         writer.close()
 
 

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.config import Config, parse
+from coordinator.environments.adapting import ToolCalls, ToolResult
 from coordinator.environments.with_tools import tool_environment
 from coordinator.reports import learned, overview, summary
 from coordinator.store.facts import FINISHED, set_fact
@@ -150,7 +151,15 @@ def test_the_components_of_an_environment_with_tools_are_those_that_the_alarm_re
     earned = asyncio.run(episode.reward())
     assert isinstance(earned, Mapping)
     figures = reward_columns.figures([reward_columns.stored([Reward(1.0, "ok", earned)])])
-    assert {learned.TOOL_CALLS, learned.TOOL_ERRORS} <= {f"reward/{name}" for name in figures}
+    names = {learned.TOOL_CALLS, learned.TOOL_ERRORS}
+    assert names <= {f"reward/{name}" for name in figures}
+    others = reward_columns.figures([reward_columns.stored([Reward(1.0, "ok", ToolCalls(unused).components)])])
+    assert names <= {f"reward/{name}" for name in others}
+
+
+async def unused(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
+    """Return nothing: an episode without calls."""
+    raise AssertionError
 
 
 @pytest.mark.parametrize(("share", "alarms"), [(0.5, False), (0.51, True)])

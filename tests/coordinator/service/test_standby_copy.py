@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -172,6 +172,27 @@ async def test_full_target_is_reported_and_stops_nothing_and_goes_on_when_there_
             await asyncio.to_thread(following.step)
         entries = await served.round.database.read(store.size)
     assert restored(small_disk / "standby", tmp_path / "new") == {"entries": entries, "rollouts": 2, "version": 1}
+
+
+@pytest.mark.asyncio
+async def test_round_whose_disk_is_full_is_copied_to_another_disk(tmp_path: Path, small_disk: Path) -> None:
+    target = tmp_path / "standby"
+    async with serve(small_disk) as served:
+        await served.publish()
+        await work(served, 1)
+        entries = await served.round.database.read(store.size)
+        with follower(served, target) as following:
+            with suppress(OSError), (small_disk / "ballast").open("wb") as ballast:
+                while True:
+                    ballast.write(bytes(4096))
+            assert shutil.disk_usage(small_disk).free == 0
+            await asyncio.to_thread(following.step)
+            assert standby.read(served.round.folder) is None, "the round does not wait for a copy that it cannot know"
+            (small_disk / "ballast").unlink()
+            await asyncio.to_thread(following.step)
+            assert standby.read(served.round.folder) is not None
+        assert not list((target / "files").glob(".*"))
+    assert restored(target, tmp_path / "new") == {"entries": entries, "rollouts": 1, "version": 1}
 
 
 @pytest.mark.asyncio

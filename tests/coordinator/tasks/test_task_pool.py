@@ -97,6 +97,20 @@ async def test_a_child_judges_many_groups(pool: TaskPool) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_file_that_changes_while_processes_judge_by_it_is_logged_once(
+    pool: TaskPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await pid(pool)
+    for what, lines in (("segfault", 0), ("segfault", 1), ("segfault", 1)):
+        with pytest.raises(VerifierFailed):
+            await pool.judge(job(what))  # so that the next question gets another process
+        await pid(pool)
+        assert len([record for record in caplog.records if record.name == "coordinator.tasks.task_pool"]) == lines
+        (tmp_path / "r.py").write_text(FUNCTIONS + "# changed\n")
+    assert f"{tmp_path}/r.py has changed since the start" in caplog.text
+
+
+@pytest.mark.asyncio
 async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

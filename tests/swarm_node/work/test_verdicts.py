@@ -73,6 +73,27 @@ async def test_the_operators_faults_are_not_held_against_the_node() -> None:
     assert await has_tripped(guard) is None
 
 
+async def test_rollouts_that_came_too_late_together_are_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The whole outbox may be late after a restart."""
+    codes = ["stale_version", "stale_version", "tokens_invalid", "lease_closed", "stale_version", "tokens_invalid"]
+    verdicts = dict(rejected(number, code) for number, code in enumerate(codes))
+    sent = {lease_id: NodeKey(bytes(32)).seal("rollout", lease_id.encode()) for lease_id in verdicts}
+    recorder = VerdictRecorder(
+        Outbox(tmp_path / "outbox"), Claims(tmp_path / "claims"), Rejections(tmp_path / "refusals")
+    )
+    await recorder.record(sent, list(verdicts.values()))
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert lines == [
+        f"rollout rejected lease={0:032x} code=stale_version: no 0 (2 more with this code)",
+        f"rollout rejected lease={2:032x} code=tokens_invalid: no 2",
+        f"rollout rejected lease={3:032x} code=lease_closed: no 3",
+        f"rollout rejected lease={5:032x} code=tokens_invalid: no 5",
+    ]
+    assert recorder.rejected == {"stale_version": 3, "tokens_invalid": 2, "lease_closed": 1}
+
+
 async def test_the_last_answers_name_the_claims_whose_receipts_can_be_fetched(tmp_path: Path) -> None:
     key, outbox = NodeKey(bytes(32)), Outbox(tmp_path / "outbox")
     first, second, third = (LeaseId(f"{number:032x}") for number in range(3))

@@ -43,6 +43,8 @@ MASKED_UPDATES = 8
 OUTGOING_S = "learner/outgoing_s"
 
 IN_VAIN_MAX = 0.1
+IN_VAIN_FROM = 16
+"""The least number of groups, trained on or not, that an alarm for wasted work rests on."""
 
 LENGTH_BIAS_MAX = 1.5
 LATE_MIN = 0.02
@@ -87,7 +89,8 @@ def figures(
     lately = _metrics_lately(connection)
     skipped, masked = sum(bool(metrics.get(SKIPPED, 0)) for metrics in lately), _masked_share(lately)
     trained, verifier, bias = ages.total(), scoring.trouble(connection), _length_bias(connection)
-    share = 0.0 if external else sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
+    ended = trained + in_vain.total()
+    share = 0.0 if external else in_vain.total() / max(1, ended)
     found = alarms.raised(
         ()
         if get_fact(connection, FINISHED)
@@ -99,8 +102,8 @@ def figures(
             ("versions_kept", kept_alarm(kept)),
             ("tokens_dropped", masked_alarm(masked)),
             ("learner_waits", alarm(asked, kappa, idle_share, Counter(), 0.0, staleness_max)),
-            ("work_wasted", alarm(None, kappa, 0.0, in_vain, share)),
-            ("long_answers_lost", _bias_alarm(bias, in_vain, trained)),
+            ("work_wasted", alarm(None, kappa, 0.0, in_vain, share) if ended >= IN_VAIN_FROM else ""),
+            ("long_answers_lost", _bias_alarm(bias, in_vain, trained) if ended >= IN_VAIN_FROM else ""),
             *learned.alarms(lately, compares_groups=compares_groups),
         )
     )

@@ -82,6 +82,7 @@ def test_what_was_trained_on_has_an_age_and_what_was_not_a_reason(world: World) 
     assert found["age"] == {"mean": 0.5, "p99": 1, "max": 1}
     assert found["in_vain"] == {"expired": 1}
     assert found["in_vain_share"] == 1 / 5
+    assert found["alarms"] == [], "one lease of five tells nothing"
     assert world.submit(key, answer(key, lease)).code == "lease_closed"
 
 

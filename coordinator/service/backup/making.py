@@ -211,7 +211,8 @@ def _moment(config: Config, staged: _Staged, secret: Set[Path]) -> Iterator[sa.C
             if newest_document(folder) == version:
                 yield store_then
                 return
-        staged.files = dict(before)
+        for name in staged.files.keys() - before.keys():  # copies, where there are no hard links, would fill the disk
+            staged.files.pop(name).unlink()
         time.sleep(PAUSE_S)
     raise BackupInvalid(
         f"A version was published at each of {ATTEMPTS} attempts, before its files could be held.",

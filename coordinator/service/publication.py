@@ -31,7 +31,7 @@ import sqlalchemy as sa
 from pydantic import Field, model_validator
 
 from coordinator.base.clock import now_ms
-from coordinator.base.files import file_digest
+from coordinator.base.files import ArrivingFile, file_digest
 from coordinator.config import Config
 from coordinator.config.section import Section
 from coordinator.publishing import weights
@@ -316,10 +316,12 @@ def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
     """Return the path of a complete file of a version: as uploaded, or rebuilt from its chunks."""
     path = publisher.uploads / str(version) / name
     if not path.is_file() or file_digest(path) != digest:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{name}.again")
-        beside.write_bytes(publisher.read_file(version, name))
-        beside.replace(path)
+        made = ArrivingFile(path)  # under a name of its own: several requests may rebuild it at once
+        try:
+            made.write(publisher.read_file(version, name))
+            made.finish(digest)
+        finally:
+            made.discard()
     return path
 
 

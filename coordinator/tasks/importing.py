@@ -178,7 +178,7 @@ def _plain(value: Any) -> Any:
 
 def _in_microseconds(value: Any) -> Any:
     """Return an array or a number; dates and durations of a finer unit, which numpy lists as integers, in µs."""
-    dtype = getattr(value, "dtype", None)
+    dtype: Any = getattr(value, "dtype", None)
     is_finer = getattr(dtype, "kind", "") in ("M", "m") and dtype.name.endswith(("ns]", "ps]", "fs]", "as]"))
     return value.astype(f"{dtype.kind}8[us]") if is_finer else value
 

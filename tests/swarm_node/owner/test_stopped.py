@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from protocol.errors import DiskFull, OwnerBanned
 from swarm_node.cli import app
+from swarm_node.commands.next_step import is_running
 from swarm_node.keys import identity
 from swarm_node.owner import stopped
 
@@ -42,3 +43,11 @@ def test_a_script_gets_json_while_an_agent_starts_or_ends_and_not_the_end_of_the
     said = json.loads(between.stdout)
     assert (said["code"], said["stopped"]) == ("no_agent", None)
     assert json.loads(CliRunner().invoke(app, asked).stdout)["stopped"]["code"] == OwnerBanned.code
+
+
+def test_a_home_where_an_agent_starts_or_ends_needs_no_other(tmp_path: Path) -> None:
+    """`swarm-node` would propose `swarm-node join`, which is refused then."""
+    identity.load_or_create(tmp_path / identity.FILE)
+    assert not is_running(tmp_path)
+    with identity.only_agent(tmp_path):
+        assert is_running(tmp_path)

@@ -25,6 +25,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -312,16 +313,21 @@ def newest_replacement(connection: sa.Connection) -> int:
     return get_fact(connection, REPLACED)
 
 
+_REBUILDING = Lock()
+"""Held while a file is rebuilt, in memory: after a restore there are no uploads, and several requests need the same."""
+
+
 def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
     """Return the path of a complete file of a version: as uploaded, or rebuilt from its chunks."""
     path = publisher.uploads / str(version) / name
-    if not path.is_file() or file_digest(path) != digest:
-        made = ArrivingFile(path)  # under a name of its own: several requests may rebuild it at once
-        try:
-            made.write(publisher.read_file(version, name))
-            made.finish(digest)
-        finally:
-            made.discard()
+    with _REBUILDING:
+        if not path.is_file() or file_digest(path) != digest:
+            made = ArrivingFile(path)
+            try:
+                made.write(publisher.read_file(version, name))
+                made.finish(digest)
+            finally:
+                made.discard()
     return path
 
 

@@ -394,23 +394,24 @@ WHOLE = bytes(8 << 20)
 
 
 class Rebuilding:
-    """A publisher of a restored round, which has chunks and no uploads, and many who ask at once."""
+    """A publisher of a restored round, which has chunks and no uploads."""
 
-    def __init__(self, folder: Path, askers: int) -> None:
-        self.uploads = folder / "uploads"
-        self._all_here = Barrier(askers)
+    def __init__(self, folder: Path) -> None:
+        self.uploads, self.rebuilt = folder / "uploads", 0
 
     def read_file(self, _version: int, _name: str) -> bytes:
-        self._all_here.wait()
+        self.rebuilt += 1
         return WHOLE
 
 
-async def test_many_who_ask_for_a_file_that_has_to_be_rebuilt_get_it_whole(tmp_path: Path) -> None:
+async def test_a_file_that_many_ask_for_at_once_is_rebuilt_once_and_whole(tmp_path: Path) -> None:
     askers, name = 4, "model.safetensors"
-    publisher = cast(Publisher, Rebuilding(tmp_path, askers))
+    publisher, all_here = Rebuilding(tmp_path), Barrier(askers)
 
     def read() -> bytes:
-        return publication.file_of(publisher, 1, name, chunks.digest(WHOLE)).read_bytes()
+        all_here.wait()
+        return publication.file_of(cast(Publisher, publisher), 1, name, chunks.digest(WHOLE)).read_bytes()
 
     assert await asyncio.gather(*(asyncio.to_thread(read) for _ in range(askers))) == [WHOLE] * askers
     assert [path.name for path in (tmp_path / "uploads" / "1").iterdir()] == [name]
+    assert publisher.rebuilt == 1

@@ -25,7 +25,7 @@ class Trouble:
         """The current problem, if any."""
         self.since_ms = 0
         self._what, self._began_s = "", 0.0
-        """What the log calls the problem, and since when it does."""
+        """The problem as the log calls it, and since when it does."""
         self._reminder_s = REMINDER_S
         """Duration of the problem at which it is logged again."""
         self._logged: set[str] = set()

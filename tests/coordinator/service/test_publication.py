@@ -390,7 +390,7 @@ async def test_versions_younger_than_the_operator_says_are_kept(tmp_path: Path) 
 
 
 WHOLE = bytes(8 << 20)
-"""It takes long enough to write for all to write it at once."""
+"""A file that takes long enough to write for all to write it at once."""
 
 
 class Rebuilding:

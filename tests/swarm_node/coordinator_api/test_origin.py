@@ -217,7 +217,7 @@ async def test_a_name_that_no_host_has_is_told_from_one_that_cannot_be_resolved_
 
 
 async def test_of_a_host_with_several_addresses_the_one_that_says_why_is_named() -> None:
-    """Without IPv6, the first address of `localhost` cannot even be tried."""
+    """The first address of `localhost` cannot even be tried without IPv6."""
     failed = httpx.ConnectError("all attempts to connect failed")
     untried = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
     failed.__cause__ = ExceptionGroup("", [untried, ConnectionRefusedError(errno.ECONNREFUSED, "refused")])

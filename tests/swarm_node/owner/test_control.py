@@ -273,7 +273,7 @@ async def test_an_agent_that_starts_or_ends_is_told_from_none(tmp_path: Path) ->
 
 
 async def test_a_home_whose_lock_cannot_be_checked_has_no_agent_that_starts(tmp_path: Path) -> None:
-    """It may be another user's; `try again in a few seconds` would be said for ever."""
+    """Another user's home would be said for ever to start in a few seconds."""
     identity.load_or_create(tmp_path / identity.FILE)
     (tmp_path / "agent.lock").mkdir()
     with pytest.raises(NoAgent, match="No agent is running"):

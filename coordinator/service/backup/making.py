@@ -199,9 +199,7 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
 
 
 @contextmanager
-def _moment(
-    config: Config, staged: _Staged, secret: Set[Path], *, attempts: int = ATTEMPTS
-) -> Iterator[sa.Connection]:
+def _moment(config: Config, staged: _Staged, secret: Set[Path], *, attempts: int = ATTEMPTS) -> Iterator[sa.Connection]:
     """Yield the store at a moment without a publication, with the files of that moment held (step 2)."""
     folder, before = config.round.directory, dict(staged.files)
     for _ in range(attempts):

@@ -501,7 +501,8 @@ def main() -> None:
         typer.echo(f"swarm-coordinator: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
     except OSError as error:
-        if unusable := unusable_file(error, sys.argv[1:], str(Path.cwd())):
+        # The folder in a child's command line is the round's: a file that fails there is no typing error of a person.
+        if "--child" not in sys.argv and (unusable := unusable_file(error, sys.argv[1:], str(Path.cwd()))):
             typer.echo(f"swarm-coordinator: {unusable}", err=True)
             sys.exit(1)
         if error.errno != errno.ENOSPC:

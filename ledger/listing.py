@@ -61,9 +61,9 @@ _ADDRESS = rf"^https?://({_LABEL}(\.{_LABEL})*\.?|\[([0-9A-Fa-f:.]+)\])(:([0-9]{
 
 
 def _require_address(url: str) -> str:
-    """Return `url`; raise `ValueError` if it has an impossible port, or brackets without an IPv6 address."""
+    """Return `url`; raise `ValueError` if it has an impossible host or port, or brackets without an IPv6 address."""
     found = re.match(_ADDRESS, url)
-    if found is None or not 0 < int(found[5] or 80) < 2**16:
+    if found is None or not 0 < int(found[5] or 80) < 2**16 or re.search(r"(^|\.)-|-(\.|$)", found[1]):
         raise ValueError("must be the address of a server")
     if found[3]:
         IPv6Address(found[3])

@@ -384,7 +384,8 @@ class PoolOptions:
         """
         from coordinator.sim.scenario import SimulatedPool
 
-        enough_s = train_s * min(1.0, self.nodes * self.at_once / config.learner.groups_per_update)
+        nodes = self.nodes if config.fleet.strangers else config.fleet.local_nodes
+        enough_s = train_s * min(1.0, nodes * self.at_once / config.learner.groups_per_update)
         return SimulatedPool(
             nodes=self.nodes,
             group_s=self.group_s or enough_s,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from coordinator.config.whole import Config
 from protocol.errors import ConfigInvalid
 
@@ -68,7 +70,15 @@ def require_round(folder: Path) -> None:
 def load_resolved(folder: Path) -> Config:
     """Return the settings of the last launch, or of `init`, of the round in this folder."""
     require_round(folder)
-    return Config.model_validate_json((folder / RESOLVED).read_text())
+    try:
+        return Config.model_validate_json((folder / RESOLVED).read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigInvalid(
+            f"{folder / RESOLVED} is damaged, or of another release: {f'{place}: ' if place else ''}{first['msg']}.",
+            hint="Restore it from a backup of the round, or use the release that launched the round last.",
+        ) from error
 
 
 def no_round(folder: Path) -> ConfigInvalid:

@@ -25,13 +25,14 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 from pydantic import Field, model_validator
 
 from coordinator.base.clock import now_ms
-from coordinator.base.files import file_digest
+from coordinator.base.files import ArrivingFile, file_digest
 from coordinator.config import Config
 from coordinator.config.section import Section
 from coordinator.publishing import weights
@@ -312,14 +313,21 @@ def newest_replacement(connection: sa.Connection) -> int:
     return get_fact(connection, REPLACED)
 
 
+_REBUILDING = Lock()
+"""Held while a file is rebuilt, in memory: after a restore there are no uploads, and several requests need the same."""
+
+
 def file_of(publisher: Publisher, version: int, name: str, digest: str) -> Path:
     """Return the path of a complete file of a version: as uploaded, or rebuilt from its chunks."""
     path = publisher.uploads / str(version) / name
-    if not path.is_file() or file_digest(path) != digest:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{name}.again")
-        beside.write_bytes(publisher.read_file(version, name))
-        beside.replace(path)
+    with _REBUILDING:
+        if not path.is_file() or file_digest(path) != digest:
+            made = ArrivingFile(path)
+            try:
+                made.write(publisher.read_file(version, name))
+                made.finish(digest)
+            finally:
+                made.discard()
     return path
 
 

@@ -80,6 +80,8 @@ class Columns:
         return next((name for name in usual if not _is_missing(_value_at(row, name))), None)
 
     def _prompt(self, value: Any, where: str) -> Prompt:
+        if callable(getattr(value, "tolist", None)):  # an array of messages, as pandas reads them
+            value = value.tolist()
         if isinstance(value, str) and value:
             text = value + self._suffix
             return (ChatMessage("user", text),) if self._settings.chat else text
@@ -170,8 +172,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return _decoded(value)
     if callable(getattr(value, "tolist", None)):  # arrays and single numbers of numpy and torch
-        return _plain(value.tolist())
+        return _plain(_in_microseconds(value).tolist())
     raise _NotJson(f"a value of the type {type(value).__name__}")
+
+
+def _in_microseconds(value: Any) -> Any:
+    """Return an array or a number; dates and durations of a finer unit, which numpy lists as integers, in µs."""
+    dtype: Any = getattr(value, "dtype", None)
+    is_finer = getattr(dtype, "kind", "") in ("M", "m") and dtype.name.endswith(("ns]", "ps]", "fs]", "as]"))
+    return value.astype(f"{dtype.kind}8[us]") if is_finer else value
 
 
 def _decoded(value: bytes | bytearray) -> str:

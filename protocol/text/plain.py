@@ -30,7 +30,7 @@ def number_text(value: float) -> str:
 def size_text(count: float) -> str:
     """Return a number of bytes with its unit, as `1.25 GB`."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
+        if count >= 0.9995 * factor:  # below, it has at most three digits in the next smaller unit
             return f"{count / factor:.3g} {unit}"
     return f"{count:.0f} B"
 

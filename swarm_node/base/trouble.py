@@ -24,14 +24,15 @@ class Trouble:
         self.error: SwarmError | None = None
         """The current problem, if any."""
         self.since_ms = 0
-        self._began_s = 0.0
+        self._what, self._began_s = "", 0.0
+        """The problem as the log calls it, and since when it does."""
         self._reminder_s = REMINDER_S
         """Duration of the problem at which it is logged again."""
         self._logged: set[str] = set()
 
     @property
     def lasts_s(self) -> float:
-        """Seconds since the problem began; 0 without one."""
+        """Seconds for which the log has called the problem as it does now; 0 without one."""
         return trio.current_time() - self._began_s if self.error else 0.0
 
     def record(self, error: SwarmError, what: str, *, next_try_s: float | None = None) -> None:
@@ -39,18 +40,20 @@ class Trouble:
 
         With the time until the next try, log that, too, and that the problem lasts.
         """
+        if self.error is None or what != self._what:
+            self._what, self._began_s, self._reminder_s = what, trio.current_time(), REMINDER_S
         then = "" if next_try_s is None else f" Next try in {duration_text(next_try_s)}."
         if error.code not in self._logged:
             log.warning("%s code=%s: %s%s", what, error.code, error, then)
         elif then and self.lasts_s >= self._reminder_s:
             log.info("still %s after %s.%s", what, duration_text(self.lasts_s), then)
-            self._reminder_s += min(self._reminder_s, REMINDER_MAX_S)
+            while self._reminder_s <= self.lasts_s:
+                self._reminder_s += min(self._reminder_s, REMINDER_MAX_S)
         self.show(error)
 
     def show(self, error: SwarmError) -> None:
         """Record a problem that the caller has logged already."""
-        if self.error is None:
-            self.since_ms, self._began_s, self._reminder_s = now_ms(), trio.current_time(), REMINDER_S
+        self.since_ms = self.since_ms if self.error else now_ms()
         self.error = error
         self._logged.add(error.code)
 

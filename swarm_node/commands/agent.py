@@ -49,9 +49,10 @@ def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     try:
         _show(trio.run(ask, home, "status"), as_json)
     except NoAgent as error:
-        if is_in_use(home):  # it starts or stops: what the one before it left is no answer
+        in_between = is_in_use(home)  # it starts or stops: what the one before it left is no answer
+        if in_between and not as_json:
             raise
-        last = stopped.last(home)
+        last = None if in_between else stopped.last(home)
         if as_json:
             typer.echo(json.dumps({**error.to_wire(), "stopped": last}))
         else:

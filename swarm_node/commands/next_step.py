@@ -43,16 +43,16 @@ def find_next_step(home: Path, vllm_python: str) -> NextStep:
 
 
 def is_running(home: Path) -> bool:
-    """Return True if an agent answers in this home."""
+    """Return True if an agent answers in this home, or uses it already or still."""
     import trio
 
-    from swarm_node.owner.control_socket import NoAgent, knock
+    from swarm_node.owner.control_socket import NoAgent, is_in_use, knock
 
     async def answers() -> bool:
         try:
             stream, _ = await knock(home)
         except NoAgent:
-            return False
+            return is_in_use(home)
         except ConfigInvalid:  # an agent of another user
             return True
         await stream.aclose()

@@ -233,7 +233,7 @@ class Coordinator:
                     data = await read_at_most(response, max_bytes)
         except trio.TooSlowError:
             raise Unreachable(f"The coordinator at {self.url} did not respond to {path} in time.") from None
-        except (httpx.HTTPError, httpx.StreamError) as error:
+        except (httpx.HTTPError, httpx.StreamError, UnicodeError) as error:  # a name that IDNA cannot decode
             raise no_answer(f"The coordinator at {self.url} does not respond", error) from error
         if response.status_code // 100 == 2:
             return data

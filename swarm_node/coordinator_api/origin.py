@@ -139,10 +139,13 @@ def no_answer(what: str, error: Exception) -> Unreachable:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes; of a group, which has one for each address of a host, the first."""
+    """Yield an error and its causes; a group has one for each address of a host."""
     while error is not None:
         yield error
-        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                yield from _causes(each)
+        error = error.__cause__ or error.__context__
 
 
 def _of_cause(what: str, cause: BaseException) -> Unreachable | None:

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
+from urllib.parse import urlsplit
 
-import httpx
 import trio
 
 from protocol.errors import SwarmError
@@ -70,7 +70,7 @@ class Origins:
 
     async def at_home(self) -> bool:
         """Return True if the coordinator is in this machine's own network; then the origins may be, too."""
-        return await is_in_own_network(httpx.URL(self.home.url).host)
+        return await is_in_own_network(urlsplit(self.home.url).hostname or "")
 
     def in_order(self) -> list[Origin]:
         """Return the origins besides the coordinator that may be asked now, in random order."""

@@ -1,7 +1,7 @@
 """Choice of the engine and the precision for a round's model on this machine, before the node registers.
 
 - The published description of the model gives its size and the engines that support it; the weights are not needed. An
-  engine child reads its config.json (`described`), not the agent.
+  engine child reads its config.json (`child`), not the agent.
 - An engine computes in the first of its precisions that the round admits and that fits into memory. If the free memory
   or the model's size is unknown, nothing is refused.
 - vLLM joins cards if no precision fits on one: the fewest that hold the model, unless the owner set their number.

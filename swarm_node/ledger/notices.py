@@ -42,6 +42,7 @@ class OwnerRates(NamedTuple):
     next_ms: int | None
     """Time at which the next batch is due; None without a schedule."""
     minimum_micros: int
+    owner: str = ""
 
     def to_json(self, node_id: str = "") -> dict[str, Any]:
         """Return the figures as plain values, with the rate of one node or of all."""
@@ -52,7 +53,8 @@ class OwnerRates(NamedTuple):
 async def owner_rates(coordinator: Coordinator, owner: str) -> OwnerRates | None:
     """Request an owner's rates and payouts; None if the coordinator does not report them."""
     try:
-        return parse_rates(await coordinator.rates(owner))
+        rates = parse_rates(await coordinator.rates(owner))
+        return rates and rates._replace(owner=owner)
     except SwarmError:
         return None
 

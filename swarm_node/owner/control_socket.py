@@ -12,7 +12,6 @@ import hmac
 import json
 import secrets
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import trio
 
 from protocol.errors import ConfigInvalid, SwarmError
-from swarm_node.keys.identity import FILE, has_agent
+from swarm_node.keys.identity import FILE, require_no_agent
 
 FOLDER, SOCKET, PORT = "control", "agent.sock", "port.json"
 PATH_MAX_BYTES = 100
@@ -100,9 +99,14 @@ async def knock(home: Path) -> tuple[trio.SocketStream, str]:
 
 
 def is_in_use(home: Path) -> bool:
-    """Return True if a process uses the home, though it does not listen."""
-    with suppress(OSError):  # a folder of another user
-        return (home / FILE).is_file() and has_agent(home)
+    """Return True if a process uses the home, though it does not listen; False also if that cannot be checked."""
+    try:
+        if (home / FILE).is_file():
+            require_no_agent(home)
+    except ConfigInvalid:
+        return True
+    except (SwarmError, OSError):  # a folder that this user cannot read or write
+        return False
     return False
 
 

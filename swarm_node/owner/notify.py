@@ -64,6 +64,8 @@ class ToldOwner(BaseModel):
     since_ms: int = 0
     gone_ms: int = 0
     is_told: bool = False
+    owner: str = ""
+    """The owner whose payouts were seen; a node may get another one, who was paid for other nodes before."""
     payouts: int | None = None
     """Number of payouts; None before the first look."""
     paid_micros: int = 0
@@ -102,8 +104,10 @@ def _observe_payouts(told: ToldOwner, seen: AgentSnapshot, now: int) -> ToldOwne
 
 
 def payout_text(told: ToldOwner, seen: AgentSnapshot) -> str:
-    """Return the message about what was paid since the last look; empty if nothing was, or at the first look."""
+    """Return the message about what was paid since the last look; empty if nothing was, or at an owner's first look."""
     if seen.rates is None or told.payouts is None or int(seen.rates["payouts"]) <= told.payouts:
+        return ""
+    if told.owner not in ("", seen.rates.get("owner", "")):
         return ""
     paid = parse_unit(seen.unit).exact(int(seen.rates["paid_micros"]) - told.paid_micros)
     return f"Paid: {paid}. `swarm-node ledger payouts` fetches the proof."
@@ -113,7 +117,8 @@ def _with_payouts_seen(told: ToldOwner, seen: AgentSnapshot) -> ToldOwner:
     if seen.rates is None:
         return told
     count, paid_micros = int(seen.rates["payouts"]), int(seen.rates["paid_micros"])
-    return told.model_copy(update={"payouts": count, "paid_micros": paid_micros})
+    owner = seen.rates.get("owner", "")
+    return told.model_copy(update={"owner": owner, "payouts": count, "paid_micros": paid_micros})
 
 
 def _with(told: ToldOwner, seen: AgentSnapshot, kind: str, text: str, now: int) -> ToldOwner:

@@ -1,7 +1,7 @@
 """Assembly of a policy folder for the engine, from verified chunks and files of earlier versions.
 
 - A policy folder appears under its final name only when every file in it is complete and synced. Until then it is a
-  draft, whose files grow while their chunks arrive (`growing`), so that little is left to do after the last chunk.
+  draft, whose files grow while their chunks arrive (`GrowingFile`), so that little is left to do after the last chunk.
 - Its name contains version and manifest digest, so a folder cannot be mistaken for another version's.
 - Each file's digest is checked when it is written, and again when a folder of an earlier run is used.
 - File names come from a signed manifest and are checked anyway: nothing is written outside the folder.

@@ -6,7 +6,7 @@
 
 - A lease is answered with the policy it names: a newer version waits until the last group of the old one has ended.
 - The engine is kept busy: new groups replace ended ones when half have ended, or one by one if groups take long.
-- A finished group is signed and on the disk before the next is awaited (`rollout_writer`).
+- A finished group is signed and on the disk before the next is awaited (`RolloutWriter`).
 - `held_leases` has the state of each lease, `round_engine` the version in the engine, `lease_offers` what is requested
   and accepted. Only `run` starts leases; the other public methods are called while it continues.
 - The reporter reports the progress of long-running groups; leases that the coordinator no longer needs are cancelled.

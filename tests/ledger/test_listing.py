@@ -153,7 +153,7 @@ class TestListings:
     def test_an_address_that_no_client_can_parse_is_refused(self, rivers: ListedLog) -> None:
         """Else one round could end every command that reads its directory."""
         wrong = ("[", "]", "[::1]x", "[v1.x]", "[1]", "", "/a", ":80", "a:b", "a:0", "a:65536", "::::", "a..b", ".")
-        for host in (*wrong, "~", f"{'a' * 64}.example", "me@a", "a?b", "a\n"):
+        for host in (*wrong, "~", f"{'a' * 64}.example", "me@a", "a?b", "a\n", "-a.b", "a.b-", "a-.b:80"):
             with pytest.raises(SwarmError):
                 rivers.open(url=f"http://{host}")
         for host in ("[2001:db8::1]:8700", "swarm.example.org/a/b", "10.0.0.1:1", "my_host"):

@@ -199,10 +199,10 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
 
 
 @contextmanager
-def _moment(config: Config, staged: _Staged, secret: Set[Path]) -> Iterator[sa.Connection]:
+def _moment(config: Config, staged: _Staged, secret: Set[Path], *, attempts: int = ATTEMPTS) -> Iterator[sa.Connection]:
     """Yield the store at a moment without a publication, with the files of that moment held (step 2)."""
     folder, before = config.round.directory, dict(staged.files)
-    for _ in range(ATTEMPTS):
+    for _ in range(attempts):
         with database.moment(config.state) as store_then:
             _schema_of(store_then)
             for name in MOVING:
@@ -211,10 +211,11 @@ def _moment(config: Config, staged: _Staged, secret: Set[Path]) -> Iterator[sa.C
             if newest_document(folder) == version:
                 yield store_then
                 return
-        staged.files = dict(before)
+        for name in staged.files.keys() - before.keys():  # copies, where there are no hard links, would fill the disk
+            staged.files.pop(name).unlink()
         time.sleep(PAUSE_S)
     raise BackupInvalid(
-        f"A version was published at each of {ATTEMPTS} attempts, before its files could be held.",
+        f"A version was published at each of {attempts} attempts, before its files could be held.",
         hint="Publish less often, or put the round on a file system with hard links: without them, files are copied.",
     )
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from coordinator.base.children import Life, keep_running, why_it_ended
+from coordinator.base.children import Life, keep_running, script, why_it_ended
 
 DEADLINE_S = 30.0
 
@@ -42,6 +43,18 @@ def test_an_error_of_several_lines_is_named_by_its_first(tmp_path: Path) -> None
     assert why_it_ended(tmp_path / "log", 0, full_bytes=0) == "ValidationError: 2 errors"
     (tmp_path / "log").write_text(f"{error}10:04:47 ERROR out of memory\n")
     assert why_it_ended(tmp_path / "log", 0, full_bytes=0) == "10:04:47 ERROR out of memory"
+
+
+@pytest.mark.processes
+def test_the_log_of_a_learner_that_fails_at_a_file_of_its_round_has_the_place_in_its_program(tmp_path: Path) -> None:
+    """No person has typed that file."""
+    (tmp_path / "resolved.json").mkdir()
+    learner = [script("swarm-coordinator"), "learner", str(tmp_path), "--child"]
+    with subprocess.Popen(learner, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stderr is not None
+        said = started.stderr.read()
+    assert "Traceback" in said
+    assert said.rstrip().endswith(f"Is a directory: '{tmp_path / 'resolved.json'}'")
 
 
 @pytest.mark.asyncio

@@ -315,6 +315,20 @@ def test_a_store_whose_ledger_does_not_add_up_is_not_saved(tmp_path: Path) -> No
     assert not (tmp_path / "b").exists()
 
 
+def test_files_of_a_failed_attempt_to_hold_a_moment_are_removed(saved: Path, tmp_path: Path) -> None:
+    """Copies of a hundred attempts would fill the disk of the backup."""
+    shutil.copytree(saved / "gone", tmp_path / "round")
+    config = load(None, [f"round.directory={tmp_path / 'round'}"])
+    with closing(sqlite3.connect(config.state)) as store_file:
+        store_file.execute("DELETE FROM versions WHERE version = 2")
+        store_file.commit()
+    with making._staging(tmp_path / "round", tmp_path / "b.tar") as staged:
+        held = making._moment(config, staged, set(), attempts=2)
+        with pytest.raises(BackupInvalid, match="at each of 2 attempts"), held:
+            raise AssertionError("the documents name a version that the store does not have")
+        assert not list(staged.folder.iterdir())
+
+
 def test_a_full_disk_leaves_no_backup(saved: Path, tiny_disk: Path) -> None:
     config: Config = load(None, [f"round.directory={saved / 'gone'}"])
     with pytest.raises(DiskFull):

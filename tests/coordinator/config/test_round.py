@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import Config, ModelSection, load, parse
+from coordinator.config import Config, ModelSection, fixed, load, parse
 from coordinator.service import local_nodes
 from coordinator.service.round import Round
 from coordinator.transactions import registry
@@ -142,3 +142,12 @@ def test_a_broken_key_of_a_local_node_is_named(tmp_path: Path) -> None:
     (local_nodes.homes(config)[0] / "node.key").write_text("half")
     with pytest.raises(ConfigInvalid, match="does not contain a node key"):
         local_nodes.open_keys(config)
+
+
+@pytest.mark.parametrize(
+    ("written", "says"), [("", "Invalid JSON"), ("\0" * 9, "Invalid JSON"), ('{"round": {"gone": 1}}', "round.gone: ")]
+)
+def test_damaged_settings_of_the_last_launch_are_named_in_one_line(tmp_path: Path, written: str, says: str) -> None:
+    (tmp_path / fixed.RESOLVED).write_text(written)
+    with pytest.raises(ConfigInvalid, match=f"resolved.json is damaged, or of another release: {says}"):
+        fixed.load_resolved(tmp_path)

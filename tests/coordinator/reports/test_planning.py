@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.config import load
 from coordinator.reports.planning import NODES_MAX, Inputs, bubble, plan, report, sensitivity, ways
 
 PAPER = Inputs(
@@ -145,6 +147,12 @@ def test_a_simulation_without_measured_times_says_what_it_assumes_and_how_to_mea
     assert half.stderr.startswith("Assumed: a node samples a group in")
     json.loads(half.stdout)
     assert not CliRunner().invoke(app, [*words, "--train-s", "10", "--group-s", "5"]).stderr
+
+
+def test_assumed_nodes_give_what_the_learner_needs_also_where_only_the_rounds_own_sample() -> None:
+    own = ["simulate", OPTIONS[0], "--set", "fleet.strangers=false", "--set", "fleet.local_nodes=2", "--updates", "12"]
+    groups = load(Path(OPTIONS[0]), []).learner.groups_per_update
+    assert f"in {60 * 2 / groups:.4g} s (--group-s)" in CliRunner().invoke(app, own).stderr
 
 
 def test_what_no_pool_can_give_is_null_and_not_infinity() -> None:

@@ -3,17 +3,20 @@
 What is killed in between has happened, with its order, or has not.
 """
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from threading import Barrier
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
 from coordinator.base.clock import now_ms
+from coordinator.publishing.publish import Publisher
 from coordinator.reports import versions as policies
 from coordinator.service import publication
 from coordinator.service.publication import Replacement, newest_replacement
@@ -25,6 +28,7 @@ from coordinator.transactions.leases import latest_batch
 from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from protocol.errors import ConfigInvalid, DiskFull, NotFound, OutOfOrder
+from protocol.policy import chunks
 from protocol.policy.manifest import target_path
 from protocol.work.learning import LearnerState
 from tests.coordinator.policy_files import policy_files
@@ -383,3 +387,31 @@ async def test_versions_younger_than_the_operator_says_are_kept(tmp_path: Path) 
         await served.publish(5, policy_file(5))
         await rollback(served, 1, 404)
         assert await rollback(served, 2) == {"version": 6, "changed": True}
+
+
+WHOLE = bytes(8 << 20)
+"""A file that takes long enough to write for all to write it at once."""
+
+
+class Rebuilding:
+    """A publisher of a restored round, which has chunks and no uploads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uploads, self.rebuilt = folder / "uploads", 0
+
+    def read_file(self, _version: int, _name: str) -> bytes:
+        self.rebuilt += 1
+        return WHOLE
+
+
+async def test_a_file_that_many_ask_for_at_once_is_rebuilt_once_and_whole(tmp_path: Path) -> None:
+    askers, name = 4, "model.safetensors"
+    publisher, all_here = Rebuilding(tmp_path), Barrier(askers)
+
+    def read() -> bytes:
+        all_here.wait()
+        return publication.file_of(cast(Publisher, publisher), 1, name, chunks.digest(WHOLE)).read_bytes()
+
+    assert await asyncio.gather(*(asyncio.to_thread(read) for _ in range(askers))) == [WHOLE] * askers
+    assert [path.name for path in (tmp_path / "uploads" / "1").iterdir()] == [name]
+    assert publisher.rebuilt == 1

@@ -98,6 +98,10 @@ def rows_of(tmp_path: Path, column: str) -> Config:
         ("{'most': np.int64(5), 'is': np.bool_(True)}", {"most": 5, "is": True}, '{"most": 5, "is": true}'),
         ("'é'.encode()", "é", "é"),
         ("np.arange(2000)", list(range(2000)), json.dumps(list(range(2000)))),
+        ("np.datetime64('2024-01-02T03:04', 'ns')", "2024-01-02T03:04:00", "2024-01-02T03:04:00"),
+        ("np.array(['2024-01-02', 'NaT'], 'M8[ns]')", ["2024-01-02T00:00:00", None], '["2024-01-02T00:00:00", null]'),
+        ("np.timedelta64(1500, 'ms').astype('m8[ns]')", 1.5, "1.5"),
+        ("np.datetime64('2024-01-02')", "2024-01-02", "2024-01-02"),
     ],
 )
 def test_values_that_json_lacks_come_as_what_they_mean_and_not_as_their_repr(
@@ -133,6 +137,17 @@ def test_prompts_may_be_messages(tmp_path: Path) -> None:
     assert task.problem(0).prompt == (ChatMessage("system", "Add."), ChatMessage("user", "1+1!"))
     asked = copied(config(tmp_path / "b", train=lines(tmp_path / "q.jsonl", [{"prompt": "1+1"}]), chat=True))
     assert asked.problem(0).prompt == (ChatMessage("user", "1+1"),)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_prompt_may_be_an_array_of_messages_as_pandas_reads_them(tmp_path: Path, count: int) -> None:
+    messages = f"np.array([{{'role': 'user', 'content': split}}] * {count}, object)"
+    settings = rows_of(tmp_path, f"'', 'prompt': {messages}")
+    if not count:
+        with pytest.raises(ConfigInvalid, match="the prompt is empty"):
+            importing.make_copy(settings, tmp_path / "copy")
+        return
+    assert copied(settings).problem(0).prompt == (ChatMessage("user", "train"),) * count
 
 
 def test_a_problem_that_is_held_out_is_never_learned_from(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from protocol.work.messages import (
     VersionRequest,
 )
 from swarm_node.coordinator_api.client import TIMEOUT, Coordinator, offset_s
-from swarm_node.coordinator_api.origin import RETRY_AFTER_MAX_S
+from swarm_node.coordinator_api.origin import RETRY_AFTER_MAX_S, PublicOnly
+from swarm_node.coordinator_api.origins import open_origins
 from tests.swarm_node.web import Handler, Web, web
 
 LEASES, NEWS = "/v1/leases", "/v1/versions"
@@ -235,3 +236,13 @@ async def test_an_answer_that_drips_for_ever_is_given_up_and_named(scene: Scene,
 async def _given_up(scene: Scene) -> None:
     with pytest.raises(Unreachable, match="did not respond"):
         await scene.lease()
+
+
+@pytest.mark.trio
+async def test_an_address_that_idna_cannot_decode_is_one_round_s_trouble_and_no_end_of_a_list_of_rounds() -> None:
+    coordinator = Coordinator("http://xn--a.example", "a" * 64, NodeKey(b"1" * 32), PublicOnly())
+    with pytest.raises(Unreachable):
+        await coordinator.status()
+    async with open_origins(coordinator) as origins:
+        assert not await origins.at_home()
+    await coordinator.close()

@@ -1,5 +1,6 @@
 """One origin, whatever it is like: verified bytes, or an error by name that costs nothing but time."""
 
+import errno
 import gzip
 import socket
 import ssl
@@ -213,6 +214,14 @@ async def test_a_name_that_no_host_has_is_told_from_one_that_cannot_be_resolved_
     failed.__cause__ = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
     assert no_answer("It does not answer", failed).message == "It does not answer: its name cannot be resolved now."
     assert not isinstance(no_answer("", failed), WrongAddress)
+
+
+async def test_of_a_host_with_several_addresses_the_one_that_says_why_is_named() -> None:
+    """The first address of `localhost` cannot even be tried without IPv6."""
+    failed = httpx.ConnectError("all attempts to connect failed")
+    untried = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+    failed.__cause__ = ExceptionGroup("", [untried, ConnectionRefusedError(errno.ECONNREFUSED, "refused")])
+    assert no_answer("It does not answer", failed).message.startswith("It does not answer: connection refused.")
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_named_as_the_reason(tmp_path: Path) -> None:

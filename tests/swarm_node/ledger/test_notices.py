@@ -123,7 +123,7 @@ def test_an_answer_is_read() -> None:
     assert found.nodes == {"n": EarningPace(1, 24, 90.0)}
     assert found.to_json("n") == {
         "rate": PACE, "paid_micros": 5, "under_way_micros": 6, "payouts": 1, "last_ms": 7, "next_ms": 8,
-        "minimum_micros": 10,
+        "minimum_micros": 10, "owner": "",
     }  # fmt: skip
     assert found.to_json("another")["rate"] == EarningPace()._asdict()
     assert found.to_json()["rate"] == PACE

@@ -272,6 +272,14 @@ async def test_an_agent_that_starts_or_ends_is_told_from_none(tmp_path: Path) ->
         await ask(tmp_path, "status")
 
 
+async def test_a_home_whose_lock_cannot_be_checked_has_no_agent_that_starts(tmp_path: Path) -> None:
+    """Another user's home would be said for ever to start in a few seconds."""
+    identity.load_or_create(tmp_path / identity.FILE)
+    (tmp_path / "agent.lock").mkdir()
+    with pytest.raises(NoAgent, match="No agent is running"):
+        await ask(tmp_path, "status")
+
+
 async def test_where_no_socket_fits_a_port_asks_for_a_token(tmp_path: Path) -> None:
     home = long_home(tmp_path)
     async with agent(home):

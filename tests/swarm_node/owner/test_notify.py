@@ -129,6 +129,19 @@ async def test_a_payout_is_logged_once_also_without_a_command(
     assert bool(notifier.told.trouble) == bool(command), "without a command, trouble is not counted as told"
 
 
+async def test_what_an_owner_was_paid_before_the_node_became_theirs_is_no_payout(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that is delegated to a key with other nodes sees all payouts of that key."""
+    caplog.set_level("INFO")
+    seen = Seen(unit={"name": "EUR", "decimals": 2})
+    notifier = OwnerNotifier((), tmp_path, seen.now)
+    for owner, count, paid_micros in (("me", 0, 0), ("farm", 3, 9_000_000), ("farm", 4, 11_000_000)):
+        seen.rates = {"owner": owner, "payouts": count, "paid_micros": paid_micros}
+        await notifier.check(1)
+    assert caplog.messages == ["Paid: 2.00 EUR. `swarm-node ledger payouts` fetches the proof."]
+
+
 @pytest.mark.parametrize("command", [("false",), ("/nothing/here",)])
 async def test_a_command_that_fails_is_run_again_later_and_the_message_stays(
     command: tuple[str, ...], tmp_path: Path

@@ -276,8 +276,9 @@ def test_where_no_agent_runs_the_reason_of_the_last_one_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_500_000, "1.5 MB"), (2.34e12, "2.34 TB")]
-)
+    ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_500_000, "1.5 MB"), (2.34e12, "2.34 TB"),
+     (999_499, "999 kB"), (999_500, "1 MB"), (999_700_000, "1 GB")],
+)  # fmt: skip
 def test_sizes(count: float, said: str) -> None:
     assert plain.size_text(count) == said
 

@@ -1,10 +1,15 @@
 """The reason why an agent ended: noted for its owner, and never hidden by the disk that cannot take the note."""
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from protocol.errors import DiskFull, OwnerBanned
+from swarm_node.cli import app
+from swarm_node.commands.next_step import is_running
+from swarm_node.keys import identity
 from swarm_node.owner import stopped
 
 
@@ -26,3 +31,23 @@ def test_a_disk_that_takes_no_note_hides_nothing(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(stopped, "write_durably", full)
     stopped.record_end(tmp_path, OwnerBanned("Two hard faults."))
     assert stopped.last(tmp_path) is None
+
+
+def test_a_script_gets_json_while_an_agent_starts_or_ends_and_not_the_end_of_the_one_before(tmp_path: Path) -> None:
+    identity.load_or_create(tmp_path / identity.FILE)
+    stopped.record_end(tmp_path, OwnerBanned("Two hard faults."))
+    asked = ["status", "--home", str(tmp_path), "--json"]
+    with identity.only_agent(tmp_path):
+        between = CliRunner().invoke(app, asked)
+    assert between.exit_code == 1
+    said = json.loads(between.stdout)
+    assert (said["code"], said["stopped"]) == ("no_agent", None)
+    assert json.loads(CliRunner().invoke(app, asked).stdout)["stopped"]["code"] == OwnerBanned.code
+
+
+def test_a_home_where_an_agent_starts_or_ends_needs_no_other(tmp_path: Path) -> None:
+    """`swarm-node` would propose `swarm-node join`, which is refused then."""
+    identity.load_or_create(tmp_path / identity.FILE)
+    assert not is_running(tmp_path)
+    with identity.only_agent(tmp_path):
+        assert is_running(tmp_path)

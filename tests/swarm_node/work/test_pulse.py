@@ -22,8 +22,9 @@ from protocol.errors import (
     WrongAddress,
 )
 from protocol.work.messages import Heartbeat, HeartbeatReply, Register, Transfer, VersionRequest
+from swarm_node.base.trouble import Trouble
 from swarm_node.coordinator_api.join_string import TRUST_FILE, parse, round_folder
-from swarm_node.work.pulse import LEAVE_S, REGISTER_AGAIN_MAX_S, Phase, Pulse
+from swarm_node.work.pulse import LEAVE_S, REGISTER_AGAIN_MAX_S, WAITING, Phase, Pulse
 
 NOTHING_MOVED = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
 
@@ -126,6 +127,32 @@ async def test_a_node_that_waits_says_so_at_growing_intervals(
     assert others[2] == "still waiting for the coordinator after 4 min. Next try in 26 s."
     assert len(others) == 7, "after 1, 2, 4, 8, 16, 32 and 64 minutes"
     assert f"Next try in {REGISTER_AGAIN_MAX_S:.0f} s." in others[-1]
+
+
+@pytest.mark.trio
+async def test_a_wait_that_follows_another_problem_is_not_said_to_be_as_old(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    trouble = Trouble()
+    trouble.record(KeyInUse("Another agent works."), "this key is in use")
+    await trio.sleep(7200)
+    for _ in range(5):
+        trouble.record(Unreachable("Nobody answers."), WAITING, next_try_s=2.0)
+        await trio.sleep(2)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+@pytest.mark.trio
+async def test_a_wait_that_nobody_looked_at_for_hours_is_logged_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    trouble = Trouble()
+    for pause_s in (7200, 2, 2, 2):
+        trouble.record(Unreachable("Nobody answers."), WAITING, next_try_s=2.0)
+        await trio.sleep(pause_s)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 class Line:

@@ -9,6 +9,7 @@ import typer
 from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import ConfigInvalid
+from protocol.text.plain import counted
 
 
 class Format(StrEnum):
@@ -49,9 +50,9 @@ def export(
 ) -> None:
     """Export the policy as a folder in hub format, which transformers can load, or as a GGUF file.
 
-    By default, the learner's last checkpoint is exported, or with `learner.external` the newest published version. A
-    version can be exported while its chunks are kept. --push uses the token of `hf auth login` or HF_TOKEN; if the
-    upload fails, the folder stays.
+    By default, the newest version is exported, or the learner's last checkpoint if that is newer. An older version can
+    be exported while its chunks are kept. --push uses the token of `hf auth login` or HF_TOKEN; if the upload fails,
+    the folder stays.
     """
     from coordinator.base import logs
     from coordinator.commands.asking import launched
@@ -72,10 +73,11 @@ def export(
         update = learner.export_gguf(config, target, version=version, best=best, dtype=dtype.value)
     else:
         update = learner.export(config, target, version=version, adapter=adapter, best=best)
-    typer.echo(f"{target}: the policy after {update} updates")
+    updates = counted(update, "update")
+    typer.echo(f"{target}: the policy after {updates}")
     if card or repository:
         hub.write_card(launched(config), target, update)
     if repository:
         typer.echo(f"Uploading {target} to {repository} …", err=True)
-        message = f"Echo Swarm: the policy after {update} updates"
+        message = f"Echo Swarm: the policy after {updates}"
         typer.echo(f"pushed: {hub.push(target, repository, message, private=private)}")

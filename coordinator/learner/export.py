@@ -1,7 +1,8 @@
 """Export of a round's policy, as a folder that transformers and other programs load, or as a file for llama.cpp.
 
-- The learner's checkpoint is the newest policy; a published version is the policy that nodes used. With
-  `learner.external`, the checkpoint is only the start: the newest published version is exported.
+- The newest policy is the newest published version. Only if it is not published yet, it is read from the learner's
+  checkpoint, which is six times as large and needs the learner's memory. With `learner.external`, the checkpoint is
+  only the start, and is never exported.
 - An adapter is merged into its base, unless `adapter` asks for it alone, in peft's format.
 - The llama engine converts such a folder to a GGUF file, since it knows llama.cpp's format of each architecture. It
   runs as a separate program: the coordinator imports nothing of the node.
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.audit.case import RoundArchive
-from coordinator.config import Config
+from coordinator.config import Config, fixed
 from coordinator.publishing.best import FILE, find_best
 from protocol.errors import ConfigInvalid, EngineFailed, NotFound
 from protocol.policy import canary
@@ -69,8 +70,21 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _write(config: Config, folder: Path, *, version: int, adapter: bool = False, best: bool = False) -> int:
-    make = _best if best else _version if version or config.learner.external else _checkpoint
+    make = _best if best else _version if version or config.learner.external or _is_published(config) else _checkpoint
     return make(config, folder, version, adapter)
+
+
+def _is_published(config: Config) -> bool:
+    """Return True if a version has the newest policy."""
+    if not fixed.is_round(config.round.directory):
+        return False
+    updates = [int(path.name) for path in (config.round.directory / "learner" / "checkpoints").glob("[0-9]*")]
+    archive = RoundArchive(config)
+    try:
+        version = archive.publisher.manifest(archive.newest_version())
+    finally:
+        archive.close()
+    return version is not None and version.update >= max(updates, default=0)
 
 
 def _convert(folder: Path, file: Path, dtype: str) -> None:

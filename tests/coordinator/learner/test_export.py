@@ -90,6 +90,29 @@ def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Pa
         export(str(file), str(tmp_path / "other"), "--version", "2")
 
 
+def publish(round_: Round, policy_folder: Path, version: int, *, update: int) -> None:
+    """Publish a policy whose generation settings name its version."""
+    folder = round_.publisher.uploads / str(version)
+    shutil.copytree(policy_folder, folder)
+    (folder / "generation_config.json").write_text(f'{{"max_length": {version}}}')
+    uploads = [UploadedFile(path=path.name, digest=digest(path.read_bytes())) for path in sorted(folder.iterdir())]
+    round_.publisher.publish(Publication(version=version, update=update, files=tuple(uploads)))
+
+
+@pytest.mark.parametrize("update", [1, 2])
+def test_the_newest_policy_is_read_from_its_version_unless_the_checkpoint_is_newer(
+    round_file: Path, policy_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, update: int
+) -> None:
+    """A checkpoint is six times as large as a version, and reading it needs the learner's memory."""
+    caplog.set_level(logging.INFO, "coordinator.learner.export")
+    round_ = Round(load(round_file, []))
+    publish(round_, policy_folder, 1, update=update)
+    round_.close()
+    assert export(str(round_file), str(tmp_path / "out")).endswith("after 2 updates\n")
+    assert ("checkpoint" in caplog.text) == (update == 1)
+    assert ('"max_length": 1' in (tmp_path / "out" / "generation_config.json").read_text()) == (update == 2)
+
+
 def test_a_round_with_another_trainer_exports_what_that_one_published_and_not_its_start(
     round_file: Path, policy_folder: Path, tmp_path: Path
 ) -> None:
@@ -99,14 +122,8 @@ def test_a_round_with_another_trainer_exports_what_that_one_published_and_not_it
     round_ = Round(load(round_file, []))
     with pytest.raises(NotFound, match="No version is published yet"):
         export(str(round_file), str(tmp_path / "out"))
-    for version in (1, 2):
-        shutil.copytree(policy_folder, round_.publisher.uploads / str(version))
-        config = round_.publisher.uploads / str(version) / "generation_config.json"
-        config.write_text(f'{{"max_length": {version}}}')
-        uploads = [
-            UploadedFile(path=path.name, digest=digest(path.read_bytes())) for path in sorted(config.parent.iterdir())
-        ]
-        round_.publisher.publish(Publication(version=version, update=7 * version, files=tuple(uploads)))
+    publish(round_, policy_folder, 1, update=7)
+    publish(round_, policy_folder, 2, update=14)
     round_.close()
     assert export(str(round_file), str(tmp_path / "out")) == f"{tmp_path / 'out'}: the policy after 14 updates\n"
     assert (tmp_path / "out" / "generation_config.json").read_text() == '{"max_length": 2}'

@@ -101,12 +101,14 @@ def test_nothing_of_progress_bars_is_printed(round_file: Path, tmp_path: Path, p
     from coordinator.learner.settings import TrainSettings
 
     shutil.copytree(policy_folder, tmp_path / "round" / "learner" / "start")
-    TrainedPolicy(policy_folder, TrainSettings(learning_rate=1e-2)).save(tmp_path / "round" / "learner" / "checkpoints")
+    policy = TrainedPolicy(policy_folder, TrainSettings(learning_rate=1e-2))
+    policy.update = 1  # newer than the version
+    policy.save(tmp_path / "round" / "learner" / "checkpoints")
     program = str(Path(sys.executable).with_name("swarm-coordinator"))
     done = subprocess.run(
         [program, "export", str(round_file), "out"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "out: the policy after 0 updates\n")
+    assert (done.returncode, done.stdout) == (0, "out: the policy after 1 update\n")
     assert [line.split()[1:3] for line in done.stderr.splitlines()] == [["INFO", "Reading"], ["INFO", "Writing"]]
 
 

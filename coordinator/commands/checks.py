@@ -20,14 +20,18 @@ from coordinator.config.manual import written
 from coordinator.config.reading import Mistake
 from coordinator.config.round import HUB
 from coordinator.learner import start
-from coordinator.tasks.kinds import FROM_FILES, require_known
+from coordinator.tasks.kinds import FROM_FILES, require_known, unused_settings
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.people.addresses import host_and_port
 
 ADDRESSES = ("listen", "tls_listen", "seeder")
 """The keys of [round] that are addresses of this machine."""
 
-BESIDE = {"learner.lora_rank": ("model",)} | {f"round.{key}": ("round.directory",) for key in ADDRESSES}
+BESIDE = {
+    "learner.lora_rank": ("model",),
+    **{f"round.{key}": ("round.directory",) for key in ADDRESSES},
+    **{name: ("task",) for name in ("data.train", "data.eval", "reward.functions")},
+}
 """The settings and sections that the mistakes of another setting depend on."""
 
 
@@ -69,7 +73,11 @@ def _on_this_machine(config: Config) -> Iterator[Mistake]:
         require_known(config.task.name)
     except SwarmError as error:
         yield Mistake("task.name", error.message, error.hint)
-    yield from _missing_files(config)
+    missing = list(_missing_files(config))
+    yield from missing
+    for key, error in unused_settings(config):
+        if key not in {each.path for each in missing}:
+            yield Mistake(key, error.message, error.hint)
     if config.task.name in FROM_FILES and not config.data.train:
         yield Mistake("data.train", f"Task {config.task.name} needs problems.", "Set data.train to a file or folder.")
     try:

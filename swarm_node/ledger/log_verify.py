@@ -134,6 +134,7 @@ PATIENCE_S = 30.0
 
 LOOK_EVERY_S = 0.5
 
+UPDATE = "Newer software may know it; if it says the same, the log is damaged."
 SHOW = "Save the files (--save) and show them to the operator and to other participants."
 
 
@@ -195,7 +196,10 @@ class ReadLog:
 
     def add(self, bodies: Sequence[bytes]) -> None:
         for index, body in enumerate(bodies, self.size):
-            entry = parse(body)
+            try:
+                entry = parse(body)
+            except SwarmError as error:
+                raise ProofInvalid(f"Entry {index} cannot be read: {error.message}", hint=f"{UPDATE} {SHOW}") from None
             outcome = self._folding.add(entry)
             if outcome is not EntryOutcome.APPLIED:
                 raise ProofInvalid(f"Entry {index} cannot stand where it stands: {outcome.value}.")

@@ -30,7 +30,7 @@ ADDRESSES = ("listen", "tls_listen", "seeder")
 BESIDE = {
     "learner.lora_rank": ("model",),
     **{f"round.{key}": ("round.directory",) for key in ADDRESSES},
-    **{name: ("task",) for name in ("data.train", "data.eval", "reward.functions")},
+    **dict.fromkeys(("data.train", "data.eval", "reward.functions"), ("task",)),
 }
 """The settings and sections that the mistakes of another setting depend on."""
 

@@ -20,7 +20,7 @@ from coordinator.config.manual import written
 from coordinator.config.reading import Mistake
 from coordinator.config.round import HUB
 from coordinator.learner import start
-from coordinator.tasks.kinds import FROM_FILES, require_known, unused_settings
+from coordinator.tasks.kinds import FROM_FILES, code_files, require_known, unused_settings
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.people.addresses import host_and_port
 
@@ -41,6 +41,13 @@ def require(config: Config) -> None:
     for mistake in _missing_files(config):
         raise ConfigInvalid(mistake.message, hint=mistake.hint)
     start.require_here(config.model)
+
+
+def require_code(config: Config) -> None:
+    """Raise an error that names the first missing file of the operator's code, of which a round has no copy."""
+    for mistake in _missing_files(config):
+        if mistake.path in ("task.name", "reward.functions"):
+            raise ConfigInvalid(mistake.message, hint=mistake.hint)
 
 
 def require_free_ports(config: Config) -> None:
@@ -127,9 +134,8 @@ def _changed_settings(config: Config) -> Iterator[Mistake]:
 
 def _missing_files(config: Config) -> Iterator[Mistake]:
     """Yield the operator's files and folders that do not exist, by the setting that names them."""
-    named = [("task.name", config.task.name if config.task.name.endswith(".py") else "")]
+    named = [("task.name" if file == config.task.name else "reward.functions", file) for file in code_files(config)]
     named += [("data.train", config.data.train), ("data.eval", config.data.eval)]
-    named += [("reward.functions", place.rpartition(":")[0]) for place in config.reward.functions if ".py:" in place]
     for key, place in named:
         if place and not place.startswith(HUB) and not Path(place).exists():
             hint = "Relative paths start at the current folder."

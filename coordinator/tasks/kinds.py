@@ -110,6 +110,12 @@ def require_granted(config: Config) -> None:
         )
 
 
+def code_files(config: Config) -> tuple[str, ...]:
+    """Return the files of the operator's code that the settings name."""
+    places = [config.task.name, *(place.rpartition(":")[0] for place in config.reward.functions)]
+    return tuple(dict.fromkeys(place for place in places if place.endswith(".py")))
+
+
 def unused_settings(config: Config) -> Iterator[tuple[str, ConfigInvalid]]:
     """Yield each setting that the task would ignore, with the error that says so."""
     name = config.task.name

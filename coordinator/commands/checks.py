@@ -82,9 +82,9 @@ def _on_this_machine(config: Config) -> Iterator[Mistake]:
         yield Mistake("task.name", error.message, error.hint)
     missing = list(_missing_files(config))
     yield from missing
-    for key, error in unused_settings(config):
+    for key, unused in unused_settings(config):
         if key not in {each.path for each in missing}:
-            yield Mistake(key, error.message, error.hint)
+            yield Mistake(key, unused.message, unused.hint)
     if config.task.name in FROM_FILES and not config.data.train:
         yield Mistake("data.train", f"Task {config.task.name} needs problems.", "Set data.train to a file or folder.")
     try:

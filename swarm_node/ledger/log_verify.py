@@ -134,7 +134,6 @@ PATIENCE_S = 30.0
 
 LOOK_EVERY_S = 0.5
 
-UPDATE = "Newer software may know it; if it says the same, the log is damaged."
 SHOW = "Save the files (--save) and show them to the operator and to other participants."
 
 
@@ -199,7 +198,10 @@ class ReadLog:
             try:
                 entry = parse(body)
             except SwarmError as error:
-                raise ProofInvalid(f"Entry {index} cannot be read: {error.message}", hint=f"{UPDATE} {SHOW}") from None
+                raise ProofInvalid(
+                    f"Entry {index} cannot be read: {error.message}",
+                    hint="Try newer software. If it reports the same, save the files (--save) and show them to others.",
+                ) from None
             outcome = self._folding.add(entry)
             if outcome is not EntryOutcome.APPLIED:
                 raise ProofInvalid(f"Entry {index} cannot stand where it stands: {outcome.value}.")

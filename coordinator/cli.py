@@ -247,7 +247,7 @@ def launch(
         from coordinator import app as coordinator
         from coordinator.base import logs
         from coordinator.base.files import private_from_now_on
-        from coordinator.commands.checks import require_free_ports
+        from coordinator.commands.checks import require_code, require_free_ports
         from coordinator.config import fixed, load, manual
         from coordinator.learner import start
         from coordinator.learner.boards import require_installed
@@ -262,6 +262,7 @@ def launch(
         typer.echo(f"warning: {line}", err=True)
     if learner:
         require_installed(config)
+    require_code(config)
     require_free_ports(config)
     if preflight:
         require_cards(config, learner=learner, auditor=auditor)

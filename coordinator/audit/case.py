@@ -8,6 +8,7 @@
 - The round's store is only read, so a coordinator may be running meanwhile.
 """
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from coordinator.config import Config, fixed
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.rules import calibration
-from coordinator.store.state import engine
+from coordinator.store.state import engine, require_usable
 from coordinator.store.tables import audits, leases, rollouts
 from coordinator.tasks.task_text import policy_bounds
 from coordinator.transactions import partial_rollouts
@@ -78,6 +79,7 @@ class RoundArchive:
         self._folder = folder = config.round.directory
         if not fixed.is_round(folder):
             raise AuditFailed(f"There is no round in {folder}.", hint="Give the TOML file of a launched round.")
+        require_usable(folder / "state.db", os.R_OK)
         read_only = f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true"
         self._engine = engine(config.store.url) if config.store.url else sa.create_engine(read_only)
         self.metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)

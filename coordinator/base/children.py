@@ -2,8 +2,8 @@
 
 - Each child's standard input is a pipe that only the coordinator holds: however that ends, `kill -9` included, the pipe
   closes and the child exits by itself.
-- A child that crashes is started again after a growing pause; the restart is logged with the exit code and the last
-  line of the child's own log.
+- A child that crashes is started again after a growing pause; the restart is logged with the exit code or the signal,
+  and the last line of the child's own log.
 - The caller of `keep_running` can follow a child's state.
 """
 
@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -105,9 +106,18 @@ async def keep_running(
         pause_s = retry_pause_s(crashes)
         crashes += 1
         await tell(Life("crashed", code, crashes))
-        restarted = "%s ended with code %s; starting it again in %.1f s%s (see %s)"
-        log.error(restarted, name, code, pause_s, _after(why_it_ended(log_file, before)), log_file)
+        reason = "" if code == -signal.SIGKILL else why_it_ended(log_file, before)  # a killed child writes none
+        restarted = "%s %s; starting it again in %.1f s%s (see %s)"
+        log.error(restarted, name, end_text(code), pause_s, _after(reason), log_file)
         await asyncio.sleep(pause_s)
+
+
+def end_text(code: int | None) -> str:
+    """Return how a child ended, by its exit code: the end of a sentence about it."""
+    if code is None or code >= 0:
+        return f"ended with code {code}"
+    by_memory = ", perhaps since memory ran out" if code == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{by_memory}"
 
 
 def why_it_ended(log_file: Path, before: int, *, full_bytes: int = FULL_BYTES) -> str:

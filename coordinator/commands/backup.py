@@ -16,6 +16,7 @@ from coordinator.commands.keys import RootKeys
 from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import Config, fixed, load
 from coordinator.config.reading import on_top
+from coordinator.tasks.kinds import code_files
 from protocol.errors import ConfigInvalid
 from protocol.text.plain import counted
 
@@ -30,6 +31,7 @@ PassphraseFile = Annotated[
 ]
 PASSPHRASE_MIN_CHARS = 8
 
+WITHOUT_CODE = "It has no copy of your own code, {}: keep that, and the files that it reads, elsewhere."
 WITHOUT_KEYS = "The backup has no keys, and the round cannot continue without them: copy the folder keys/ separately."
 
 
@@ -65,6 +67,8 @@ def backup(
         f"{target}: version {made.version}, {counted(made.ledger_size, 'entry', 'entries')} of the ledger, "
         f"{counted(len(made.files), 'file')}, {size_bytes / 1e6:.1f} MB, verified; keys {made.keys}"
     )
+    if code := code_files(config):
+        typer.echo(WITHOUT_CODE.format(" and ".join(code)))
     if made.keys != "sealed":
         typer.echo(WITHOUT_KEYS)
 
@@ -82,6 +86,8 @@ def _follow(config: Config, config_file: Path, target: Path, passphrase: str | N
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stop.set())
     sealer = Sealer(passphrase) if passphrase is not None else None
+    if code := code_files(config):
+        typer.echo(WITHOUT_CODE.format(" and ".join(code)))
     if sealer is None:
         typer.echo(WITHOUT_KEYS)
     with _progress() as tell, Follower(config, config_file, target, sealer, tell) as follower:

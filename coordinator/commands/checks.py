@@ -20,14 +20,18 @@ from coordinator.config.manual import written
 from coordinator.config.reading import Mistake
 from coordinator.config.round import HUB
 from coordinator.learner import start
-from coordinator.tasks.kinds import FROM_FILES, require_known
+from coordinator.tasks.kinds import FROM_FILES, code_files, require_known, unused_settings
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.people.addresses import host_and_port
 
 ADDRESSES = ("listen", "tls_listen", "seeder")
 """The keys of [round] that are addresses of this machine."""
 
-BESIDE = {"learner.lora_rank": ("model",)} | {f"round.{key}": ("round.directory",) for key in ADDRESSES}
+BESIDE = {
+    "learner.lora_rank": ("model",),
+    **{f"round.{key}": ("round.directory",) for key in ADDRESSES},
+    **dict.fromkeys(("data.train", "data.eval", "reward.functions"), ("task",)),
+}
 """The settings and sections that the mistakes of another setting depend on."""
 
 
@@ -37,6 +41,13 @@ def require(config: Config) -> None:
     for mistake in _missing_files(config):
         raise ConfigInvalid(mistake.message, hint=mistake.hint)
     start.require_here(config.model)
+
+
+def require_code(config: Config) -> None:
+    """Raise an error that names the first missing file of the operator's code, of which a round has no copy."""
+    for mistake in _missing_files(config):
+        if mistake.path in ("task.name", "reward.functions"):
+            raise ConfigInvalid(mistake.message, hint=mistake.hint)
 
 
 def require_free_ports(config: Config) -> None:
@@ -69,7 +80,11 @@ def _on_this_machine(config: Config) -> Iterator[Mistake]:
         require_known(config.task.name)
     except SwarmError as error:
         yield Mistake("task.name", error.message, error.hint)
-    yield from _missing_files(config)
+    missing = list(_missing_files(config))
+    yield from missing
+    for key, unused in unused_settings(config):
+        if key not in {each.path for each in missing}:
+            yield Mistake(key, unused.message, unused.hint)
     if config.task.name in FROM_FILES and not config.data.train:
         yield Mistake("data.train", f"Task {config.task.name} needs problems.", "Set data.train to a file or folder.")
     try:
@@ -119,9 +134,8 @@ def _changed_settings(config: Config) -> Iterator[Mistake]:
 
 def _missing_files(config: Config) -> Iterator[Mistake]:
     """Yield the operator's files and folders that do not exist, by the setting that names them."""
-    named = [("task.name", config.task.name if config.task.name.endswith(".py") else "")]
+    named = [("task.name" if file == config.task.name else "reward.functions", file) for file in code_files(config)]
     named += [("data.train", config.data.train), ("data.eval", config.data.eval)]
-    named += [("reward.functions", place.rpartition(":")[0]) for place in config.reward.functions if ".py:" in place]
     for key, place in named:
         if place and not place.startswith(HUB) and not Path(place).exists():
             hint = "Relative paths start at the current folder."

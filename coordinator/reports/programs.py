@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.base.children import last_line
+from coordinator.base.children import end_text, last_line
 from coordinator.config import Config
 from coordinator.store.facts import FINISHED, Fact, get_fact, set_fact
 from coordinator.store.tables import batches, versions
@@ -110,8 +110,9 @@ def _alarm_of_stopped(child: Mapping[str, Any] | None, worked_ms: int, log_file:
     """Return how the learner of a stopped round had ended, and why; "" if it worked after that."""
     if not (child and child["code"] and child["ended_ms"] > worked_ms):
         return ""
-    said = f"The learner had ended with code {child['code']} before the round was stopped"
-    reason = "" if child["state"] == "runs" else last_line(log_file)  # one that runs again has written other lines
+    said = f"The learner {end_text(child['code'])}, before the round was stopped"
+    # One that runs again has written other lines, and one that was killed wrote none about it.
+    reason = "" if child["state"] == "runs" or child["code"] < 0 else last_line(log_file)
     return f"{said} (see {log_file}): {reason}" if reason else f"{said}. See {log_file} for the reason."
 
 
@@ -130,7 +131,7 @@ def _learner_alarm(
         times = "" if child["restarts"] < 2 else f", {child['restarts']} times since the launch"
         ago = duration_text((now_ms - child["ended_ms"]) / 1000)
         return (
-            f"The learner ended with code {child['code']} {ago} ago{times}, and has finished no work since; it was "
+            f"The learner {end_text(child['code'])}, {ago} ago{times}, and has finished no work since; it was "
             f"restarted. See {log} for the reason."
         )
     if silent_s is not None and silent_s > may_s:
@@ -146,13 +147,13 @@ def _other_alarm(name: str, child: Mapping[str, Any], log: str, now_ms: int) -> 
         return _ended(name, child, log, now_ms)
     ended_ms = child["ended_ms"]
     if child["state"] == "crashed" or (child["restarts"] > 1 and now_ms - ended_ms < 1000 * CRASHED_LATELY_S):
-        return f"The {name} ended with code {child['code']}, {child['restarts']} times since the launch. See {log}."
+        return f"The {name} {end_text(child['code'])}, {child['restarts']} times since the launch. See {log}."
     return ""
 
 
 def _ended(name: str, child: Mapping[str, Any], log: str, now_ms: int) -> str:
     ago = duration_text((now_ms - child["since_ms"]) / 1000)
     return (
-        f"The {name} ended with code {child['code']} {ago} ago and is not restarted. See {log} for the reason, fix it, "
+        f"The {name} {end_text(child['code'])}, {ago} ago, and is not restarted. See {log} for the reason, fix it, "
         "and launch the round again."
     )

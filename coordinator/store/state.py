@@ -22,7 +22,9 @@
 """
 
 import asyncio
+import errno
 import fcntl
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -364,9 +366,16 @@ def engine(where: Path | str) -> sa.Engine:
         return postgresql.engine(where)
     if not where.exists():
         open_private(where).close()  # SQLite gives its other files the same mode
+    require_usable(where, os.R_OK | os.W_OK)
     made = sa.create_engine(f"sqlite:///{where}", isolation_level="AUTOCOMMIT")
     sa.event.listen(made, "connect", _tune_sqlite)
     return made
+
+
+def require_usable(file: Path, mode: int) -> None:
+    """Raise an error that names the store's file if this user may not use it; SQLite's error does not."""
+    if file.exists() and not os.access(file, mode):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
 
 
 def _tune_sqlite(connection: Any, _record: object) -> None:

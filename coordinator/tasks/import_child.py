@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coordinator.config import Config
 from coordinator.tasks.importing import check_copy, make_copy, needs_data
-from coordinator.tasks.kinds import FOLDER, NOTE, require_granted, require_known
+from coordinator.tasks.kinds import FOLDER, NOTE, require_granted, require_known, require_use
 from protocol.errors import ERRORS, ConfigInvalid, SwarmError
 
 TIMEOUT_S = 24 * 3600.0
@@ -18,6 +18,7 @@ def prepare(config: Config, *, anew: bool) -> str:
     """Return the digest of a round's copy of its problems, which a separate process makes now, or which is checked."""
     require_known(config.task.name)
     require_granted(config)
+    require_use(config)
     if not needs_data(config):
         return ""
     folder = config.round.directory / FOLDER

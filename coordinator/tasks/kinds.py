@@ -110,6 +110,37 @@ def require_granted(config: Config) -> None:
         )
 
 
+def code_files(config: Config) -> tuple[str, ...]:
+    """Return the files of the operator's code that the settings name."""
+    places = [config.task.name, *(place.rpartition(":")[0] for place in config.reward.functions)]
+    return tuple(dict.fromkeys(place for place in places if place.endswith(".py")))
+
+
+def unused_settings(config: Config) -> Iterator[tuple[str, ConfigInvalid]]:
+    """Yield each setting that the task would ignore, with the error that says so."""
+    name = config.task.name
+    for key in ("train", "eval"):
+        if getattr(config.data, key) and name not in FROM_FILES:
+            hint = "Set task.name to data or math, or remove this setting."
+            if name.endswith(".py"):
+                hint = "Read that file in `problems(split, seed)`, and remove this setting."
+            yield f"data.{key}", ConfigInvalid(f"Task {name} does not read data.{key}.", hint=hint)
+    if config.reward.functions and environment_of(config):
+        yield (
+            "reward.functions",
+            ConfigInvalid(
+                f"Task {name} is an environment and gives the reward itself: reward.functions would not run.",
+                hint="Remove them; an environment of your own can call them in its `reward`.",
+            ),
+        )
+
+
+def require_use(config: Config) -> None:
+    """Refuse settings that the task would ignore."""
+    for _, error in unused_settings(config):
+        raise error
+
+
 def task_label(config: Config) -> str:
     """Return the task's name for nodes and visitors, which contains no path of this machine."""
     return Path(config.task.name).stem if config.task.name.endswith(".py") else config.task.name

@@ -10,7 +10,7 @@ import numpy as np
 from coordinator.config import Config
 from coordinator.tasks import reward_exact
 from coordinator.tasks.importing import needs_data
-from coordinator.tasks.kinds import FOLDER, NOTE, functions_of, require_known, task_label
+from coordinator.tasks.kinds import FOLDER, NOTE, functions_of, require_known, require_use, task_label
 from coordinator.tasks.problem_file import Book
 from protocol.errors import ConfigInvalid
 from protocol.tasks import Problem, Reward, Task, task
@@ -59,6 +59,7 @@ def open_task(config: Config) -> Task:
         raise ConfigInvalid(
             f"{folder} has no problems.", hint="Run `swarm-coordinator init` or `launch` to create them."
         )
+    require_use(config)
     kind = ExactTask if functions_of(config) == ("exact",) else DataTask
     return kind(task_label(config), folder, seed=config.round.seed, shuffle=config.data.shuffle)
 

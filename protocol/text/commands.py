@@ -52,14 +52,20 @@ UNUSABLE = frozenset(
 )  # fmt: skip
 """Reasons for which a file or folder that a command line names cannot be read or written."""
 
+FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
+"""Reasons for which this user cannot use a file, whoever names it."""
+
 
 def unusable_file(error: OSError, words: Sequence[str], folder: str) -> str:
     """Return the message about a file that the words of a command line name; empty for any other error.
 
-    The error may name the file, one beside or below it, or a folder above it. Words are relative to `folder`.
+    The error may name the file, one beside or below it, or a folder above it. Words are relative to `folder`. A file
+    that this user may not use need not be named: that of a round belongs to its service's user, for example.
     """
     if error.errno not in UNUSABLE or not isinstance(error.filename, str):
         return ""
+    if error.errno in FORBIDDEN:
+        return f"Cannot use {error.filename}: {error.strerror}. Run the command as the user who owns it."
     file = posixpath.normpath(posixpath.join(folder, error.filename))
     paths = (word.partition("=")[2] if word.startswith("-") else word for word in words)
     for path in filter(None, paths):

@@ -126,7 +126,11 @@ def read(home: Path) -> Limits:
     path = home / FILE
     try:
         return checked(tomllib.loads(path.read_text())) if path.exists() else Limits()
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigInvalid(
+            f"{path} cannot be read: {error.strerror}.", hint="Run the command as the user who owns this file."
+        ) from None
+    except ValueError as error:
         raise ConfigInvalid(f"{path} cannot be read: {error}.", hint="Fix the file, or remove it.") from None
 
 

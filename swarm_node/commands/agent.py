@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from swarm_node.commands.options import DEFAULT_HOME, AsJson, CardOption, Home, 
 
 if TYPE_CHECKING:
     from swarm_node.allowance.settings import Limits
+    from swarm_node.machine.gpu import Card
 
 
 LIMITS_COLUMNS = 120
@@ -158,13 +159,27 @@ def limits(
         typer.echo(
             f"No node in {home} yet. The next `join` with this folder applies these limits; --home selects another."
         )
-    if current.power_watts:
-        typer.echo(
-            "The limit holds for the mean over minutes, by pausing. A hard limit needs root: "
-            f"`nvidia-smi -pl {current.power_watts:.0f}`."
-        )
+    if any(own.power_watts or own.celsius for own in (current, *current.cards.values())):
+        from swarm_node.machine.gpu import find_cards
+
+        for line in sensor_lines(current, find_cards().cards):
+            typer.echo(line)
     if named.keys() & {"vram_share", "turns_mib", "threads"}:
         typer.echo("vram_share, turns_mib and threads apply from the next start of the agent.")
+
+
+def sensor_lines(current: "Limits", cards: "Sequence[Card]") -> "Iterator[str]":
+    """Yield what holds for limits of power and heat: without a sensor they have no effect."""
+    for name, quantity, sensed in (("power_watts", "power", "watts"), ("celsius", "temperature", "celsius")):
+        is_set = any(getattr(own, name) for own in (current, *current.cards.values()))
+        if is_set and all(getattr(card, sensed) is None for card in cards):
+            yield f"{name} has no effect on this machine: no graphics card reports its {quantity}."
+        elif is_set and name == "power_watts":
+            yield "power_watts holds for the mean over minutes, by pauses." + (
+                f" A hard limit needs root: `nvidia-smi -pl {current.power_watts:.0f}`."
+                if current.power_watts and any(card.vendor == "nvidia" for card in cards)
+                else ""
+            )
 
 
 def limit_lines(current: "Limits", columns: int) -> "Iterator[str]":

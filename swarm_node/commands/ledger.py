@@ -89,6 +89,8 @@ def verify(
     joins = last_round.all_chosen(join_string, home)
     if folder or save:
         the_only(joins, "a folder of files")
+    if folder and not (folder / "ledger" / "checkpoint").is_file():
+        raise ConfigInvalid(f"{folder} has no saved ledger.", hint="`ledger verify --save FOLDER` saves one.")
 
     def show(join: "JoinString") -> None:
         result = trio.run(_verify, join, folder, save, witnesses, not as_json)
@@ -226,8 +228,6 @@ def check(
 
     Without a join string it may be of any round that the node joined last.
     """
-    import trio
-
     from swarm_node.commands.proof_file import prove
     from swarm_node.coordinator_api import last_round
 
@@ -236,7 +236,7 @@ def check(
     failed: dict[str, SwarmError] = {}
     for join in joins:
         try:
-            found = prove(data, join.round_id, file, trio.run(_unit, None, join, home))
+            found = prove(data, join.round_id, file)
         except SwarmError as error:
             failed[join.url] = error
             continue

@@ -9,6 +9,7 @@ from ledger.entry import Entry, Pending
 from ledger.payout_proof import PayoutLine
 from ledger.proof import Settlement
 from protocol.errors import ProofInvalid
+from protocol.policy.root_document import unit_of
 from protocol.text.money import Unit
 from protocol.text.plain import counted, one_line
 
@@ -20,13 +21,18 @@ class FileProof(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-def prove(data: bytes, round_id: str, file: str, unit: Unit) -> FileProof:
-    """Check the bytes of `file` and return what they prove about a round; raise an error if they prove nothing."""
+def prove(data: bytes, round_id: str, file: str) -> FileProof:
+    """Check the bytes of `file` and return what they prove about a round; raise an error if they prove nothing.
+
+    The first root document in the file, which the round id pins, has the unit of the amounts.
+    """
     kind = proof.kind_of(data)
     if kind == proof.RECEIPTS:
-        return _claims(proof.check_claims(proof.LedgerReceipts.from_bytes(data), round_id), unit)
+        receipts = proof.LedgerReceipts.from_bytes(data)
+        return _claims(proof.check_claims(receipts, round_id), unit_of(receipts.roots[0]))
     if kind == payout_proof.KIND:
         line = payout_proof.check(data, round_id)
+        unit = unit_of(payout_proof.PayoutProof.from_bytes(data).roots[0])
         said = f"Verified: the signed root of {line.checkpoint.size:,} entries contains {payout_text(line, unit)}."
         return FileProof(said, [payout_row(round_id, line)])
     if kind == proof.FORK:
@@ -35,6 +41,7 @@ def prove(data: bytes, round_id: str, file: str, unit: Unit) -> FileProof:
         return FileProof(said, [{"kind": "fork", "earlier_size": earlier.size, "later_size": later.size}])
     if kind == proof.RECEIPT:
         checkpoint, entries = proof.check_receipt(data, round_id)
+        unit = unit_of(proof.LedgerReceipt.from_bytes(data).roots[0])
         said = f"Verified: the signed root of {checkpoint.size:,} entries contains {_entries(entries, unit)}."
         return FileProof(said, [entry.model_dump() for entry in entries])
     raise ProofInvalid(

@@ -57,7 +57,11 @@ def find_last(home: Path) -> LastRound | None:
         return LastRound(parse(record["join_string"]), str(record["name"]), page, others)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigInvalid) as error:
+    except OSError as error:
+        raise ConfigInvalid(
+            f"{path} cannot be read: {error.strerror}.", hint="Run the command as the user who owns this file."
+        ) from None
+    except (ValueError, LookupError, TypeError, AttributeError, ConfigInvalid) as error:
         raise ConfigInvalid(
             f"{path} cannot be read ({error}).", hint="Give the join string; the next `swarm-node join` writes it anew."
         ) from None

@@ -110,7 +110,12 @@ def _load(path: Path) -> Identity:
 
     try:
         seed = bytes.fromhex(path.read_text().strip())
-    except (ValueError, UnicodeDecodeError):
+    except OSError as error:
+        raise ConfigInvalid(
+            f"{path} cannot be read: {error.strerror}.",
+            hint="Run the command as the user who owns this file, or give another folder with --home.",
+        ) from None
+    except ValueError:
         seed = b""
     if len(seed) != 32:
         raise ConfigInvalid(

@@ -195,7 +195,13 @@ class ReadLog:
 
     def add(self, bodies: Sequence[bytes]) -> None:
         for index, body in enumerate(bodies, self.size):
-            entry = parse(body)
+            try:
+                entry = parse(body)
+            except SwarmError as error:
+                raise ProofInvalid(
+                    f"Entry {index} cannot be read: {error.message}",
+                    hint="Try newer software. If it reports the same, save the files (--save) and show them to others.",
+                ) from None
             outcome = self._folding.add(entry)
             if outcome is not EntryOutcome.APPLIED:
                 raise ProofInvalid(f"Entry {index} cannot stand where it stands: {outcome.value}.")

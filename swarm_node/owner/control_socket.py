@@ -19,6 +19,7 @@ from typing import Any
 import trio
 
 from protocol.errors import ConfigInvalid, SwarmError
+from swarm_node.base.disk import disk_named
 from swarm_node.keys.identity import FILE, require_no_agent
 
 FOLDER, SOCKET, PORT = "control", "agent.sock", "port.json"
@@ -49,9 +50,10 @@ class Door:
 async def open_door(home: Path) -> Door:
     """Listen in a home whose lock is held."""
     folder = home / FOLDER
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    remove(home)
+    with disk_named(home):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        remove(home)
     path = folder / SOCKET
     if hasattr(socket, "AF_UNIX") and len(bytes(path.absolute())) <= PATH_MAX_BYTES:
         server = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

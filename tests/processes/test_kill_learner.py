@@ -65,7 +65,7 @@ def test_coordinator_killed_above_its_learner_takes_its_children_along_and_train
 def test_learner_killed_alone_is_started_again_and_resumes(coordinator: Coordinator) -> None:
     seeder, log = child(coordinator, "seed"), learner_log(coordinator)
     child(coordinator, "learner").kill()
-    coordinator.program.said(r"learner ended with code -9; starting it again")
+    coordinator.program.said(r"learner was ended by SIGKILL, perhaps since memory ran out; starting it again")
     expected = last_checkpoints(coordinator)
     resumed = resumed_at(coordinator, log)
     assert resumed in expected

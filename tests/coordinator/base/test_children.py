@@ -30,6 +30,21 @@ async def test_child_that_crashes_is_started_again(tmp_path: Path, caplog: pytes
     assert "child ended with code 1; starting it again in 0.5 s (see " in caplog.text
 
 
+@pytest.mark.asyncio
+async def test_a_killed_child_is_not_explained_by_a_line_of_its_work(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = tmp_path / "mark"
+    program = (
+        f"import os, pathlib, sys; p = pathlib.Path({str(mark)!r}); done = p.exists(); p.touch()\n"
+        "print('12:00:00 INFO published', file=sys.stderr, flush=True); done or os.kill(os.getpid(), 9)"
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        await keep_running("child", child(program), log_file=tmp_path / "log")
+    assert "was ended by SIGKILL, perhaps since memory ran out; starting it again in 0.5 s (see " in caplog.text
+    assert "published" not in caplog.text
+
+
 def test_child_that_crashes_on_a_full_disk_has_this_reason(tmp_path: Path) -> None:
     """The log of a child has no room for the error then."""
     (tmp_path / "log").write_text('File "loop.py", line 20')

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.commands.checks import find_holder
+from coordinator.commands.checks import find_holder, require_code
+from coordinator.config import load
+from protocol.errors import ConfigInvalid
 
 HOLDS = """
 import socket, sys
@@ -49,3 +51,15 @@ def test_an_address_that_cannot_be_resolved_and_any_port_are_held_by_nobody() ->
 def test_a_wildcard_address_conflicts_with_one_of_its_addresses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         assert find_holder("0.0.0.0", busy.getsockname()[1], "x") is not None
+
+
+def test_a_launch_needs_the_operators_code_and_not_the_data_that_the_round_has_copied(tmp_path: Path) -> None:
+    task = tmp_path / "my_task.py"
+    settings = [f"task.name={task}", f"reward.functions={tmp_path}/rewards.py:f", "data.train=gone.jsonl"]
+    with pytest.raises(ConfigInvalid, match=r"task\.name: .*my_task\.py does not exist"):
+        require_code(load(None, settings))
+    task.touch()
+    with pytest.raises(ConfigInvalid, match=r"reward\.functions: .*rewards\.py does not exist"):
+        require_code(load(None, settings))
+    (tmp_path / "rewards.py").touch()
+    require_code(load(None, settings))

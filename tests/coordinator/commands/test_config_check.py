@@ -168,6 +168,22 @@ def test_missing_files_a_wrong_task_and_a_wrong_model_are_named_together(tmp_pat
     assert places == [("r.toml:2", "task.name"), ("r.toml:4", "model.path"), ("r.toml:6", "data.train")]
 
 
+def test_settings_that_the_task_would_ignore_are_mistakes(tmp_path: Path) -> None:
+    file, data, env = (tmp_path / name for name in ("r.toml", "rows.jsonl", "env.py"))
+    data.touch()
+    env.write_text("class Environment: ...\n")
+    file.write_text(f'[task]\nname = "{env}"\n[data]\ntrain = "{data}"\n')
+    places, said = check(file)
+    assert places == [("r.toml:4", "data.train")]
+    assert "Read that file in `problems(split, seed)`" in said[0]
+    file.write_text('[task]\nname = "leduc"\n[reward]\nfunctions = "exact"\n')
+    places, said = check(file)
+    assert places == [("r.toml:4", "reward.functions")]
+    assert "is an environment and gives the reward itself" in said[0]
+    file.write_text('[task]\nnme = "data"\n[data]\ntrain = "no.jsonl"\n')
+    assert [setting for _, setting in check(file)[0]] == ["task.nme"]
+
+
 def test_a_missing_file_is_named_beside_a_wrong_setting_and_a_default_in_its_place_is_not(tmp_path: Path) -> None:
     file = tmp_path / "r.toml"
     with socket.create_server(("127.0.0.1", 0)) as taken:

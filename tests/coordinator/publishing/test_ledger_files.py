@@ -185,6 +185,20 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     assert f'"claim_id": "{claim_id}"' in (await run(node_app, "ledger", "check", join, str(shown), "--json")).output
 
 
+async def test_a_receipt_names_the_rounds_own_unit_to_somebody_who_never_joined(tmp_path: Path) -> None:
+    async with serve(tmp_path, "round.unit=EUR") as served:
+        claim_id = await earn(served)
+        await served.round.publish_checkpoint()
+        receipt = await get(served, f"/v1/receipts/{claim_id}")
+        content = ReceiptsRequest(claims=(claim_id,)).to_bytes()
+        receipts = await (await served.client.post("/v1/receipts", data=content)).read()
+        join = f"http://127.0.0.1:9#{served.round.round_id}"
+    for data in (receipt, receipts):
+        (tmp_path / "shown").write_bytes(data)
+        checked = await run(node_app, "ledger", "check", join, str(tmp_path / "shown"), "--home", str(tmp_path))
+        assert "0.000006 EUR" in checked.output, checked.output
+
+
 async def test_two_witnesses_of_one_home_cannot_vouch_for_two_histories(served: Served, tmp_path: Path) -> None:
     await served.round.publish_checkpoint()
     join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
@@ -277,6 +291,9 @@ async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_ch
     named = demanding[:-1]
     assert (await run(node_app, *named)).exit_code == 0
     assert (await run(node_app, *named, "--witness", key)).exit_code == 0
+    nowhere = await run(node_app, "ledger", "verify", join, "--from", str(tmp_path / "nowhere"))
+    assert isinstance(nowhere.exception, ConfigInvalid)
+    assert "has no saved ledger" in nowhere.exception.message
     another, _ = notes.witness(9)
     not_all = await run(node_app, *named, "--witness", str(another))
     assert isinstance(not_all.exception, NotWitnessed)

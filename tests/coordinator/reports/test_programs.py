@@ -59,7 +59,7 @@ def test_a_learner_that_refuses_its_settings_stands(at_work: World) -> None:
     fares(at_work, "learner", Life("ended", 2, 0))
     found = told(at_work, 180)
     assert found["learner"]["state"] == "stands"
-    assert "ended with code 2 3 min ago and is not restarted" in found["alarm"]
+    assert "ended with code 2, 3 min ago, and is not restarted" in found["alarm"]
     assert "learner.log" in found["alarm"]
 
 
@@ -77,7 +77,7 @@ def test_a_stopped_round_keeps_how_its_learner_ended(at_work: World, tmp_path: P
     fares(at_work, "learner", Life("ended", 2, 0))
     state, learner, *_ = overview.text(stopped()).splitlines()
     assert state.split() == ["state", "STOPPED"]
-    assert "code 2 before the round was stopped" in learner
+    assert "code 2, before the round was stopped" in learner
     assert learner.endswith(": error: learner.lora_rank is too large.")
     fares(at_work, "learner", Life("runs", 2, 1))
     assert "lora_rank" not in stopped()["learner"]["why"], "the log's last line may be of the run after that"
@@ -96,7 +96,7 @@ def test_a_learner_that_crashes_again_and_again_stands_until_it_made_an_update(a
         at_work.run(programs.record_learner_request, at_work.now_ms, asks_for=2)
     found = told(at_work)
     assert found["learner"]["state"] == "stands"
-    assert "code 1 0 s ago, 2 times" in found["alarm"]
+    assert "code 1, 0 s ago, 2 times" in found["alarm"]
     at_work.now_ms += 1000
     for _ in range(at_work.terms.groups_per_update):
         at_work.earn(at_work.join(2))

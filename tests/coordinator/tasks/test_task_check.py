@@ -193,6 +193,15 @@ def test_an_environment_that_rewards_all_alike_is_found(tmp_path: Path) -> None:
     assert "12 episodes of the scripted policy earn 0.5" in one.message
 
 
+@pytest.mark.parametrize("more", [(), ("reward.weights=[1.0]",)])
+def test_reward_functions_beside_an_environment_are_refused_and_not_ignored(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    (one,) = findings(tmp_path, ENVIRONMENT, "reward.functions=exact", *more)
+    assert (one.code, one.severity) == ("unreadable", "error")
+    assert "gives the reward itself: reward.functions would not run" in one.message
+
+
 def test_a_misspelt_reward_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
     (one,) = findings(tmp_path, SOUND, f"reward.functions={tmp_path}/my_task.py:reword")
     assert one.code == "not_loadable"

@@ -82,6 +82,12 @@ def test_only_files_that_the_command_line_names_are_the_users(file: str, words: 
     assert bool(said) == bool(says)
 
 
+def test_a_file_of_another_user_is_named_also_if_the_command_line_does_not_name_it() -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied", "/var/lib/round/operator.token")
+    said = unusable_file(denied, ["status", "round.toml"], "/cwd")
+    assert said.startswith("Cannot use /var/lib/round/operator.token: Permission denied. Run the command as the user")
+
+
 def test_a_broken_disk_and_an_error_without_a_file_keep_their_traceback() -> None:
     assert unusable_file(OSError(errno.EIO, "I/O error", "/ro/x"), ["/ro/x"], "/cwd") == ""
     assert unusable_file(ConnectionRefusedError(errno.ECONNREFUSED, "refused"), ["/ro/x"], "/cwd") == ""

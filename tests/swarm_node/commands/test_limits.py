@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 
 from swarm_node.allowance.settings import CardLimits, Limits
 from swarm_node.cli import app
-from swarm_node.commands.agent import limit_lines, limit_text
+from swarm_node.commands.agent import limit_lines, limit_text, sensor_lines
+from swarm_node.machine.gpu import Card
 
 
 def run(home: Path, *words: str) -> str:
@@ -32,3 +33,16 @@ def test_the_table_has_no_json_and_no_row_wider_than_the_terminal() -> None:
     assert "on_battery      true" in text
     assert limit_text("turns_mib", 1_048_576) == "1048576"
     assert lines[-1] == "card 1          celsius 70"
+
+
+def test_a_limit_that_no_sensor_measures_is_said_to_have_no_effect() -> None:
+    both = Limits(power_watts=200.0, cards={"1": CardLimits(celsius=70.0)})
+    assert [line.partition(":")[0] for line in sensor_lines(both, [Card("intel", "Arc")])] == [
+        "power_watts has no effect on this machine",
+        "celsius has no effect on this machine",
+    ]
+    (nvidia,) = sensor_lines(both, [Card("nvidia", "L4", celsius=40.0, watts=30.0)])
+    assert nvidia.endswith("A hard limit needs root: `nvidia-smi -pl 200`.")
+    (amd,) = sensor_lines(both, [Card("amd", "MI300X", celsius=40.0, watts=90.0)])
+    assert "nvidia-smi" not in amd
+    assert list(sensor_lines(Limits(), [])) == []

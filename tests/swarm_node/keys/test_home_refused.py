@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from protocol.errors import ConfigInvalid
+from swarm_node.allowance import settings
 from swarm_node.base.disk import DiskFailed
 from swarm_node.cli import app
+from swarm_node.coordinator_api import last_round
 from swarm_node.keys import identity
+from swarm_node.owner import control_socket
 
 JOIN_STRING = f"http://127.0.0.1:9#{'a' * 64}"
 
@@ -54,3 +58,27 @@ def test_a_home_below_a_file_is_named(words: tuple[str, ...], tmp_path: Path) ->
     said = str(refusal(*words, "--home", str(file / "home")))
     assert f"Disk error in {file / 'home'} (Not a directory)" in said
     assert "again" not in said, "a command that ends tries nothing again"
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (identity.FILE, ("keys", "show")),
+        (last_round.FILE, ("earnings",)),
+        (settings.FILE, ("limits",)),
+    ],
+)
+def test_a_file_that_this_user_cannot_read_is_named(file: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    """A file of root, after `sudo swarm-node` for example; here a folder, which even root cannot read."""
+    (tmp_path / file).mkdir()
+    found = CliRunner().invoke(app, [*words, "--home", str(tmp_path)])
+    assert isinstance(found.exception, ConfigInvalid), found.exception
+    assert f"{tmp_path / file} cannot be read: Is a directory." in str(found.exception)
+    assert "Run the command as the user who owns this file" in str(found.exception)
+
+
+@pytest.mark.trio
+async def test_a_home_without_room_for_the_control_socket_is_named(tmp_path: Path) -> None:
+    (tmp_path / control_socket.FOLDER).touch()
+    with pytest.raises(DiskFailed, match="Disk error in "):
+        await control_socket.open_door(tmp_path)

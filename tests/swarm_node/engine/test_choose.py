@@ -124,7 +124,7 @@ def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:
     assert isinstance(reason, str)
     assert reason == f"No vLLM works under {sys.executable}: ModuleNotFoundError: No module named 'vllm'"
     assert second.find_vllm(sys.executable) is reason
-    assert this_machine().find_vllm("/no/python") == "`--vllm-python /no/python` does not run: No such file or directory"
+    assert first.find_vllm("/no/python") == "`--vllm-python /no/python` does not run: No such file or directory"
 
 
 @pytest.mark.parametrize(("nvidia", "proposed"), [(True, ["vllm", "torch", "llama"]), (False, ["torch", "llama"])])

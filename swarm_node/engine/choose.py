@@ -164,6 +164,8 @@ def choose(wanted: str, options: EngineOptions, machine: HostMachine, unfit: Map
             f"--device {options.device}: this machine has no such graphics card. {reasons}.",
             hint="Leave --device out, or give --device cpu. `swarm-node doctor` shows the cards of this machine.",
         )
+    if wanted != AUTO and options.dtype not in ENGINES[wanted].dtypes:
+        raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint="Choose another --dtype, or another --engine.")
     other = "" if wanted == AUTO else " Or choose another --engine."
     raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=how_to_install(list(refused), machine) + other)
 

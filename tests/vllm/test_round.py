@@ -28,6 +28,7 @@ def test_rollouts_of_a_node_with_vllm_are_accepted_and_pass_an_audit(swarm: Swar
     node = join(swarm, "vllm", coordinator.join_string, "--vllm-python", python)
     until("groups to be accepted", lambda: coordinator.accepted_groups() >= 2, within_s=STARTS_WITHIN_S)
     node.interrupt()
+    assert "it/s" not in node.log, "the agent's log has no progress bars"
     with coordinator.copy_of_store() as connection:
         (claim,) = connection.execute(sa.text("SELECT claim_id FROM rollouts LIMIT 1")).scalars()
     found = replay(coordinator, claim)

@@ -86,10 +86,11 @@ def probe(python: str) -> VllmInstallation:
             _run(python, "swarm_node.engine.vllm.probe"), capture_output=True, timeout=PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigInvalid(f"vLLM's interpreter does not run: {error}.", hint=f"It takes {INSTALL}.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigInvalid(f"`--vllm-python {python}` does not run: {reason}.", hint=f"It takes {INSTALL}.") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ConfigInvalid(f"vLLM does not work under {python}: {said[-1][:300]}", hint=f"It takes {INSTALL}.")
+        raise ConfigInvalid(f"No vLLM works under {python}: {said[-1][:300]}", hint=f"It takes {INSTALL}.")
     return VllmInstallation(**json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -189,6 +189,7 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float, cards: int) -
             dtype="bfloat16" if dtype == FP8 else _published(folder) if dtype == "auto" else dtype,
             quantization=QUANTIZED if dtype == FP8 else None,
             load_format="safetensors",
+            use_tqdm_on_load=False,  # the child's standard error is the agent's log
             trust_remote_code=False,
             skip_tokenizer_init=True,
             generation_config="vllm",

@@ -84,8 +84,9 @@ def test_several_threads_where_the_processor_computes_and_one_beside_a_gpu(
 def test_a_precision_that_only_one_engine_has_chooses_it() -> None:
     here = machine(BOTH, nvidia=True, llama_offloads=True)
     assert choose("auto", EngineOptions(dtype="q8_0"), here).name == "llama"
-    with pytest.raises(ConfigInvalid, match="does not support q8_0, only bfloat16, exact, float32"):
+    with pytest.raises(ConfigInvalid, match="does not support q8_0, only bfloat16, exact, float32") as refused:
         choose("torch", EngineOptions(dtype="q8_0"), here)
+    assert refused.value.hint == "Choose another --dtype, or another --engine."
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
@@ -121,8 +122,9 @@ def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:
     first, second = this_machine(), this_machine()
     reason = first.find_vllm(sys.executable)
     assert isinstance(reason, str)
-    assert "No module named 'vllm'" in reason
+    assert reason == f"No vLLM works under {sys.executable}: ModuleNotFoundError: No module named 'vllm'"
     assert second.find_vllm(sys.executable) is reason
+    assert first.find_vllm("/no/python") == "`--vllm-python /no/python` does not run: No such file or directory"
 
 
 @pytest.mark.parametrize(("nvidia", "proposed"), [(True, ["vllm", "torch", "llama"]), (False, ["torch", "llama"])])

@@ -244,9 +244,8 @@ class Publisher:
         return path.read_bytes() if path.is_file() else None
 
     def read_file(self, version: int, name: str) -> bytes:
-        """Return a whole file of a published version, rebuilt from its chunks like on a new node."""
-        manifest = self.manifest(version)
-        entry = _entry(manifest, name)
+        """Return a file of a published version, rebuilt in memory from its chunks like on a new node."""
+        entry = _entry(self.manifest(version), name)
         if entry is None:
             raise ManifestInvalid(f"Version {version} has no file {name}.")
         data = self._join(entry.chunks)
@@ -264,7 +263,7 @@ class Publisher:
         beside.mkdir(parents=True)
         try:
             for entry in manifest.files:
-                (beside / entry.path).write_bytes(self.read_file(version, entry.path))
+                self._write(entry, beside / entry.path)
         except FileNotFoundError:  # a chunk that only deleted versions needed
             shutil.rmtree(beside)
             return None
@@ -344,8 +343,21 @@ class Publisher:
             names.append(name)
         return tuple(names)
 
+    def _write(self, entry: FileEntry, path: Path) -> None:
+        """Write a file from its chunks; only pieces of it are in memory."""
+        with path.open("wb") as file:
+            file.writelines(map(self._read, entry.chunks))
+        for patch in entry.after_anchor:
+            patched = path.with_name(f"{path.name}.patched")
+            with patched.open("wb") as file:
+                file.writelines(delta.apply(mapped(path), self._join(patch.chunks), base_digest=patch.base_digest))
+            patched.replace(path)
+
+    def _read(self, name: str) -> bytes:
+        return (self.blobs / chunks.blob_path(ChunkId(name))).read_bytes()
+
     def _join(self, names: tuple[str, ...]) -> bytes:
-        return b"".join((self.blobs / chunks.blob_path(ChunkId(name))).read_bytes() for name in names)
+        return b"".join(map(self._read, names))
 
 
 def _entry(manifest: PolicyManifest | None, name: str) -> FileEntry | None:

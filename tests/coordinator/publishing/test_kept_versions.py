@@ -1,5 +1,7 @@
 """Versions that only audits wait for: kept by what they take of the disk, the newest first, and missed aloud."""
 
+import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -64,3 +66,20 @@ def test_a_version_of_a_chain_costs_what_its_patches_take(press: Press) -> None:
     alone = {name: size for one in made[:3] for name, size in one.chunk_sizes().items() if name not in in_use}
     assert press.publisher.forget_old(5, audited=1).size_bytes == sum(alone.values()) < len(files[0])
     assert press.publisher.read_file(1, MODEL) == files[0]
+
+
+def test_a_version_is_written_without_a_whole_file_in_memory(press: Press, tmp_path: Path) -> None:
+    """Auditors and exports write versions of many gigabytes."""
+    press.publisher = press.open(chunk_size_bytes=2**20)
+    files = [policy_file(elements=2**24)]
+    for _ in range(2):
+        files.append(next_file(files[-1], share=1e-4))
+    for version, data in enumerate(files, 1):
+        press.publish(version, {MODEL: data})
+    tracemalloc.start()
+    press.publisher.write_folder(3, tmp_path / "policy")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "policy" / MODEL).read_bytes() == files[2]
+    assert [path.name for path in (tmp_path / "policy").iterdir()] == [MODEL]
+    assert peak < len(files[2]) / 2

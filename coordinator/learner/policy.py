@@ -47,7 +47,7 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.model.batch import Tensors, collate, minibatches, pieces
 from coordinator.model.forward import completion_logprobs, packs, prepare, require_supported, sums_in_order
-from coordinator.model.loading import keep_as_published, load_model, return_freed_memory
+from coordinator.model.loading import keep_as_published, load_model, return_freed_memory_while_computing
 from coordinator.model.lora import TARGETS, Adapters
 from protocol.policy import adapter, canary
 from protocol.work.learning import TrainingGroup
@@ -117,7 +117,7 @@ class TrainedPolicy:
         model = load_model(folder, lay_out).to(self._ranks.device)
         self._ranks.forward(model, completion_logprobs)
         prepare(model, gradient_checkpointing=self._settings.gradient_checkpointing)
-        return_freed_memory(self._ranks.device)
+        return_freed_memory_while_computing(model)
         return model
 
     def continue_from(self, folder: Path) -> None:
@@ -281,9 +281,7 @@ class TrainedPolicy:
                         loss, _ = policy_loss(logprobs, terms.rows(piece, width), settings.algorithm, entropies)
                         # Shares refer to the whole batch, and the ranks' gradients are averaged.
                         whole = loss * self._ranks.size * ours
-                        return_freed_memory(self._ranks.device)  # before the peak of an update
                         whole.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-                        return_freed_memory(self._ranks.device)
                     if ours:
                         table[piece, :width] = logprobs.detach()
                         if first:

@@ -21,8 +21,12 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from protocol.errors import ConfigInvalid
+
+LAYERS_AT_ONCE = 8
+"""The layers that are computed before freed memory is returned; memory that is returned and used again costs time."""
 
 
 def class_of(config: Any, name: str) -> tuple[Any, Any]:
@@ -110,10 +114,21 @@ class _Widened(torch.autograd.Function):
         return gradient @ weight.to(gradient.dtype), None, None
 
 
-def return_freed_memory(device: torch.device) -> None:
-    """Return the process's freed memory to the system, for a model on the CPU and where the C library is glibc.
+def return_freed_memory_while_computing(model: Any) -> None:
+    """Return freed memory to the system now, and in each pass before some of the layers.
 
-    Between blocks in use, glibc keeps freed ones: after a pass, up to a third of the weights' bytes.
+    Between blocks in use, the C library keeps freed ones: after a forward pass of SmolLM2-135M, 350 MiB. Of backward
+    passes, those that compute layers twice return them.
     """
+    device = model.device
+    return_freed_memory(device)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers[::LAYERS_AT_ONCE]:
+        part = next(layer.children())  # a layer's own hooks are not called when it is computed again
+        part.register_forward_pre_hook(lambda *_: return_freed_memory(device))
+
+
+def return_freed_memory(device: torch.device) -> None:
+    """Return the process's freed memory to the system, for a model on the CPU and where the C library is glibc."""
     if device.type == "cpu" and sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)

@@ -5,7 +5,8 @@ import json
 import platform
 import resource
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from coordinator.learner.memory import PROCESS_BYTES, AuditorNeed, LargestBatch,
 from coordinator.learner.policy import TrainedPolicy
 from coordinator.learner.publication import HubFiles, scored_canary
 from coordinator.learner.settings import TrainSettings
+from coordinator.model.batch import collate
 from coordinator.model.loading import return_freed_memory
 from coordinator.rules.replay import Prefill
 from protocol.policy import adapter, canary
@@ -228,8 +230,15 @@ def test_products_in_bf16_need_no_second_copy_of_the_weights(settings: TrainSett
     assert (held + count.peak) / policy.model.num_parameters() <= (2.5 if settings.lora_rank else 16.5)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed blocks, and can return them")
-def test_freed_blocks_between_blocks_in_use_go_back_to_the_system() -> None:
+GLIBC = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed blocks, and can return them"
+)
+
+
+@contextmanager
+def freed_blocks() -> Iterator[Callable[[], bool]]:
+    """Free 64 MiB that glibc keeps, as one block above them is in use; yield a function: True if most are returned."""
+
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -238,8 +247,29 @@ def test_freed_blocks_between_blocks_in_use_go_back_to_the_system() -> None:
     blocks = [torch.ones(2**18) for _ in range(65)]
     del blocks[:-1]
     before = resident()
-    return_freed_memory(torch.device("cpu"))
-    assert before - resident() >= 32 * 2**20
+    yield lambda: before - resident() >= 32 * 2**20
+
+
+@GLIBC
+def test_freed_blocks_between_blocks_in_use_go_back_to_the_system() -> None:
+    with freed_blocks() as are_returned:
+        assert not are_returned()
+        return_freed_memory(torch.device("cpu"))
+        assert are_returned()
+
+
+@GLIBC
+@pytest.mark.parametrize("passes", ["forward", "backward"])
+def test_an_update_returns_freed_memory_between_layers(passes: str, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, gradient_checkpointing=True)
+    policy = TrainedPolicy(make_start(tmp_path / "start", FAMILIES["float32"][0], dtype=torch.float32), settings)
+    logprobs, _ = policy.model.completion_logprobs(collate(UNEQUAL), torch.arange(2), settings.products)
+    with freed_blocks() as are_returned:
+        if passes == "forward":
+            policy.model.completion_logprobs(collate(UNEQUAL), torch.arange(2), settings.products)
+        else:
+            logprobs.sum().backward()
+        assert are_returned()
 
 
 def test_a_base_that_is_not_trained_is_as_large_as_it_came_and_learns_the_same(tmp_path: Path) -> None:

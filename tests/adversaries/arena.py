@@ -301,7 +301,7 @@ def _world(folder: Path, stage: Stage, secret: int) -> World:
         world.terms,
         samples_per_group=stage.samples,
         max_new_tokens=stage.max_new_tokens,
-        timeout_ms=int(1000 * settings.leases.timeout_s),
+        timeout_ms=int(1000 * settings.leases.lease_s(settings.sampling.max_new_tokens)),
         max_owner_share=settings.audit.max_owner_share,
         classes=(stage.tolerance,),
         audit_backlog_max=settings.audit.backlog_max,

@@ -16,7 +16,8 @@ def test_every_setting_is_explained_with_its_value_and_meaning() -> None:
     config = parse({"learner": {"learning_rate": 0.5}})
     said = "\n".join(manual.explain(config))
     assert "learner.learning_rate = 0.5 (default 1e-06)  [> 0, ≤ 1]" in said
-    assert "leases.timeout_s = 60.0  [seconds; > 0]" in said
+    assert "leases.timeout_s = 0.0  [seconds; ≥ 0]" in said
+    assert "A lease lasts for 60 s" in said
     for key in manual.every():
         assert key.meaning, key.path
         assert f"{key.path} = " in said

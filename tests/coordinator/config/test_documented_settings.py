@@ -17,7 +17,6 @@ def test_every_setting_is_explained_with_its_value_and_meaning() -> None:
     said = "\n".join(manual.explain(config))
     assert "learner.learning_rate = 0.5 (default 1e-06)  [> 0, ≤ 1]" in said
     assert "leases.timeout_s = 0.0  [seconds; ≥ 0]" in said
-    assert "A lease lasts for 60 s" in said
     for key in manual.every():
         assert key.meaning, key.path
         assert f"{key.path} = " in said
@@ -33,6 +32,7 @@ def test_what_settings_amount_to_is_computed_from_them() -> None:
         }
     )
     said = " ".join(manual.effects(config))
+    assert "A lease lasts for 60 s, and for 60 s if it is for a turn" in said
     assert "3 × 5 = 15 samples, at most 105 tokens" in said
     assert "at most 0.000105 credits; the budget lasts for 10 such updates" in said
     assert "(S + 1) × B = 9 groups" in said

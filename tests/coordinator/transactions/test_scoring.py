@@ -1,5 +1,6 @@
 """Rewards that come after acceptance: nothing is lost, nothing is paid twice, and a verifier's failure is no zero."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -139,4 +140,5 @@ def test_the_operator_is_told(later: World) -> None:
     score(later, claims[1])
     told = later.run(health.figures, None, 1)
     assert told["verifier"] == {"groups": 1, "reason": "It cannot be loaded.", "ms": 5, "down": False}
-    assert "fix the reward" in told["alarm"]
+    assert told["alarm"] == "", "one group of two tells nothing"
+    assert "fix the reward" in health.alarm(None, 1, 0.0, Counter(told["in_vain"]), 0.5)
